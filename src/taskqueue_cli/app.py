@@ -66,6 +66,7 @@ COMMANDS = {
     "publish": "Publish one task, or all tasks of a file with --batch.",
     "status": "Show the status of one task.",
     "result": "Print the result of one task, as JSON.",
+    "reschedule": "Let one waiting or scheduled task run at another time.",
     "cancel": "Cancel one task.",
     "purge": "Cancel all waiting and scheduled tasks of a queue, permanently.",
     "stats": "Show the ledgers of all queues, or of the given queues.",
@@ -84,12 +85,23 @@ _MODULES = {
     "queue": "queues",
     "dlq": "dead_letters",
     "result": "status",
+    "reschedule": "status",
     "cancel": "status",
     "purge": "status",
     "workers": "stats",
 }
 _FUNCTIONS = {"serve": "run", "worker": "run", "demo": "run", "version": "show", "stats": "show"}
-_STORE = {"publish", "stats", "status", "result", "cancel", "purge", "workers", "apply"}
+_STORE = {
+    "publish",
+    "stats",
+    "status",
+    "result",
+    "reschedule",
+    "cancel",
+    "purge",
+    "workers",
+    "apply",
+}
 """commands whose help says which backend they use"""
 
 

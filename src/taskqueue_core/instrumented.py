@@ -270,6 +270,7 @@ class InstrumentedControl:
         self.results = inner.results
         self.progress = inner.progress
         self.cancel = inner.cancel
+        self.reschedule = inner.reschedule
         self.purge = inner.purge
         self.delete = inner.delete
         self.workers = inner.workers

@@ -109,6 +109,15 @@ class Queue:
         (confirmation,) = await self.publish_many([task], wait=options.get("wait", 0))
         return stored(confirmation)
 
+    async def instant(
+        self, name: str, seconds: float | None, other: str, at: float | datetime | None
+    ) -> float | None:
+        """Return ``at``, or ``seconds`` from now by the store's clock, in Unix seconds; ``None`` if neither is given.
+
+        Raises `InvalidInput`, which uses the names of the two options, if both are given or one is invalid.
+        """
+        return instant(await self._time() if seconds is not None else 0.0, name, seconds, other, at)
+
     async def task_of(self, key: str, text: bytes, options: PublishOptions) -> Task:
         """Return the task that `publish` would publish. ``text``: the payload as JSON text, which was checked.
 
@@ -117,11 +126,9 @@ class Queue:
         fields: dict[str, Any] = {**options}
         fields.pop("wait", None)
         for seconds, at in (("delay", "not_before"), ("expires_in", "deadline")):
-            if seconds in fields:
-                now = await self._time() if fields[seconds] is not None else 0.0
-                fields[at] = instant(now, seconds, fields.pop(seconds), at, fields.get(at))
-            elif at in fields:
-                fields[at] = instant(0.0, seconds, None, at, fields[at])
+            if seconds in fields or at in fields:
+                given = fields.pop(seconds, None)
+                fields[at] = await self.instant(seconds, given, at, fields.get(at))
         if unknown := fields.keys() - PublishOptions.__annotations__.keys():
             allowed = ", ".join(sorted(PublishOptions.__annotations__))
             raise InvalidInput("options", f"an unknown option, {min(unknown)!r}", allowed)

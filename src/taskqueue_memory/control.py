@@ -14,7 +14,7 @@ from taskqueue_core.authoring.helpers import (
     workers_of,
 )
 from taskqueue_core.capabilities import DeletedQueue, Durability, Maintained, QueueSettings
-from taskqueue_core.limits import check_name
+from taskqueue_core.limits import check_name, check_time
 from taskqueue_core.tasks import (
     DeadLetter,
     Delivery,
@@ -82,6 +82,11 @@ class MemoryControl:
     async def cancel(self, key: str, task_id: str) -> bool:
         record = self._store.find(key, task_id)
         return record is not None and self._store.cancel(record)
+
+    async def reschedule(self, key: str, task_id: str, at: float) -> bool:
+        check_time("at", at)
+        record = self._store.find(key, task_id)
+        return record is not None and self._store.reschedule(record, at)
 
     async def purge(self, key: str) -> int:
         records = list(self._store.known(key).records.values())

@@ -208,6 +208,16 @@ class MemoryStore(Steps):
         self._finish(record, State.CANCELLED, "cancelled", revoke=True)
         return True
 
+    def reschedule(self, record: TaskRecord, at: float) -> bool:
+        """Give an entry another time. Return False if it is not live, or its attempt was delivered."""
+        if not record.movable:
+            return False
+        self._schedule(record, at, "rescheduled")
+        if record.task.ordering_key is not None and not record.handed_out:
+            # An entry that was delivered keeps its ordering key until it ends.
+            self._pass_key_on(record, record.task.ordering_key)
+        return True
+
     def expire(self) -> Iterator[Expired]:
         """End and yield up to `_CHUNK` live entries that are past their deadline."""
         for record in self.timers.deadlines.take(self.clock.now(), _CHUNK):

@@ -18,7 +18,7 @@ from taskqueue_core.authoring.helpers import (
 )
 from taskqueue_core.capabilities import DeletedQueue, Durability, Maintained, Order, QueueSettings
 from taskqueue_core.errors import BackendUnavailable, InvalidInput, SettingsConflict
-from taskqueue_core.limits import check_name
+from taskqueue_core.limits import check_name, check_time
 from taskqueue_core.tasks import (
     DeadLetter,
     Delivery,
@@ -204,6 +204,10 @@ class RedisControl(_ScriptCaller):
 
     async def cancel(self, key: str, task_id: str) -> bool:
         return bool(await self._of("cancel", key, task_id))
+
+    async def reschedule(self, key: str, task_id: str, at: float) -> bool:
+        check_time("at", at)
+        return bool(await self._of("reschedule", key, task_id, microseconds(at)))
 
     async def purge(self, key: str) -> int:
         return await self._of_all("purge", key)

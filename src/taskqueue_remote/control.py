@@ -35,6 +35,10 @@ class _Results(msgspec.Struct, frozen=True):
     results: dict[str, Raw]
 
 
+class _Rescheduled(msgspec.Struct, frozen=True):
+    rescheduled: bool
+
+
 class _Cancelled(msgspec.Struct, frozen=True):
     cancelled: bool
 
@@ -134,6 +138,10 @@ class RemoteControl:
         If the response is lost, a second call may return False, because the first call has already ended the task.
         """
         return (await self._client.ask("DELETE", path("tasks", key, task_id), _Cancelled)).cancelled
+
+    async def reschedule(self, key: str, task_id: str, at: float) -> bool:
+        target = path("tasks", key, task_id, "reschedule")
+        return (await self._client.ask("POST", target, _Rescheduled, body={"at": at})).rescheduled
 
     async def purge(self, key: str) -> int:
         target = path("queues", key, "purge")

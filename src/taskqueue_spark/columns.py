@@ -38,8 +38,8 @@ run: its ``run`` is empty and its ``seq`` is 0. If the last transitions of a run
 DAMAGED = "damaged"
 MISSING = "missing"
 Event: TypeAlias = Literal[
-    "published", "available", "delivered", "acked", "redelivered", "lost", "retried", "dead_lettered", "redriven",
-    "discarded", "expired", "cancelled", "configured", "closed",
+    "published", "available", "delivered", "acked", "redelivered", "lost", "retried", "rescheduled",
+    "dead_lettered", "redriven", "discarded", "expired", "cancelled", "configured", "closed",
 ]  # fmt: skip
 After: TypeAlias = Literal[
     "", "scheduled", "waiting", "in_flight", "done", "dead", "expired", "cancelled", "discarded"

@@ -36,6 +36,27 @@ def test_a_task_is_cancelled(cli: Cli, filled: Shared) -> None:
     assert cli("cancel", "k", "missing", "--json").told["error"]["code"] == "not_found"
 
 
+def test_a_task_is_rescheduled(cli: Cli, filled: Shared) -> None:
+    """U6: reschedule gives a waiting or scheduled task another time; a running or unknown task is an error."""
+    moved = cli("reschedule", "k", "a", "--delay", "3600", "--json").told
+    assert (moved["key"], moved["task_id"]) == ("k", "a")
+    assert abs(moved["at"] - filled.now() - 3600) < 60
+    assert cli("reschedule", "k", "c", "--delay", "0").code == 0
+
+    async def receive() -> None:
+        async with filled.subscribe(["k"], "c") as subscription:
+            received = await subscription.receive(5, 0)
+            assert {delivery.task.id for delivery in received.deliveries} == {"b", "c"}
+
+    asyncio.run(receive())
+    released = cli("reschedule", "k", "b", "--delay", "5", "--json")
+    assert (released.code, released.told["error"]["code"]) == (1, "not_rescheduled")
+    unknown = cli("reschedule", "k", "missing", "--delay", "5", "--json")
+    assert unknown.told["error"]["code"] == "not_found"
+    assert cli("reschedule", "k", "a").code == 2
+    assert cli("reschedule", "k", "a", "--delay", "-1").code == 2
+
+
 def test_a_purge_needs_the_name_again(cli: Cli, filled: Shared) -> None:
     """U8: purge cancels waiting and scheduled tasks only if the name is repeated; a mistyped name is an error."""
     assert cli("purge", "k").code == 2

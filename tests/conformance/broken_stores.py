@@ -15,6 +15,7 @@ from taskqueue_core.tasks import (
     Ledger,
     Published,
     Settled,
+    State,
     Task,
     WorkerInfo,
 )
@@ -108,6 +109,16 @@ class UnfencedRetry(FacadePublisher):
 
     async def schedule_retry(self, task: Task, at: float, **options: Any) -> Confirmation:
         return await super().schedule_retry(task, at, **options | {"settles": None, "token": None})
+
+
+class ReschedulesReleased(FacadeControl):
+    """Defect: a task that was released can be put off."""
+
+    async def reschedule(self, key: str, task_id: str, at: float) -> bool:
+        if await self.inner.reschedule(key, task_id, at):
+            return True
+        (status,) = await self.inner.statuses(key, task_id)
+        return status is not None and status.state is State.WAITING
 
 
 class CountsWrong(FacadeControl):

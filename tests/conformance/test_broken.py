@@ -61,6 +61,7 @@ CASES: tuple[tuple[Broken, str, str | None], ...] = (
     (consumers.ShuffledPriority, "test_priorities", "4"),
     (consumers.StarvesAKey, "test_no_key_starves_one_by_one", "4"),
     (consumers.Unchecked, "test_limit_of_a_receive", None),
+    (stores.ReschedulesReleased, "test_what_cannot_be_rescheduled", "3"),
     (stores.CountsSnoozes, "test_free_retry", "3"),
     (stores.UnfencedRetry, "test_settling_by_a_stale_receipt", "2"),
     (limits.ChangesInSilence, "test_in_flight_limit_changes", "9"),

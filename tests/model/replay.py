@@ -246,6 +246,10 @@ class Replay(Upkeep):
         """Cancel a task."""
         return int(self.cancel((words[0].decode(), words[1].decode())))
 
+    def on_reschedule(self, words: list[bytes], _: Any) -> Any:
+        """Give a task another time."""
+        return int(self.reschedule((words[0].decode(), words[1].decode()), int(words[2])))
+
     def on_redrive(self, words: list[bytes], _: Any) -> Any:
         """Redrive or discard dead letters."""
         key, discard, budget = words[0].decode(), words[1] == b"discard", int(words[3])

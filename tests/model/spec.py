@@ -219,6 +219,21 @@ class Spec(Deliveries):
         self.end_live(name, r, "cancelled")
         return True
 
+    def reschedule(self, name: Name, at: int) -> bool:
+        """Give a waiting or scheduled task another time, or end it if a purge has not reached it yet."""
+        r = self.tasks.get(name)
+        if r is None or not r.live or r.owner or r.handed == r.attempt:
+            return False
+        upto, since = self.purging.get(name[0], (0, 0))
+        if r.seq <= upto and self.now < since + 60_000_000:
+            self.purged = self.purged | {name[0]: self.purged.get(name[0], 0) + 1}
+            self.end_live(name, r, "cancelled")
+            return False
+        if r.fresh:
+            self.add(name[0], "fresh", 1)
+        self.schedule(name, self.withdraw(name, r), at)
+        return True
+
     def redrive(self, name: Name, *, discard: bool = False) -> bool:
         """Make a dead letter available again, or discard it."""
         r = self.tasks.get(name)

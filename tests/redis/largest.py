@@ -221,6 +221,9 @@ async def _single(backend: RedisBackend) -> None:
         one, two, three = await received(consumer, 3)
         await backend.control.progress(one, "x" * LIMITS.text)
         await backend.control.cancel("single", one.task.id)
+        await backend.publisher.publish(*_tasks("single", 1, start=9, payload=LARGE))
+        (late,) = _tasks("single", 1, start=9)
+        await backend.control.reschedule("single", late.id, backend.now() + _HOUR)
         for _ in range(20):
             await backend.publisher.schedule_retry(
                 two.task, backend.now() + _HOUR, error="x" * LIMITS.text, traceback=LONG
@@ -304,6 +307,7 @@ BOUNDS: dict[str, Cost] = {
     "receive": Cost(6000, 9 * _MB),
     "redeliver": Cost(6000, 100_000),
     "redrive": Cost(9000, 10_000),
+    "reschedule": Cost(40, 300_000),
     "result": Cost(600, 5 * _MB),
     "schedule_retry": Cost(60, 300_000),
     "slots_acquire": Cost(6000, 200_000),

@@ -57,20 +57,22 @@ async def test_a_life_is_written_down(
             await subscription.redeliver(await take(), lost=True)
             delivery = await take()
             await backend.publisher.schedule_retry(
-                delivery.task, backend.now() - 1, error="boom", settles=delivery
+                delivery.task, backend.now() + 60, error="boom", settles=delivery
             )
+            assert await backend.control.reschedule("k", "t1", backend.now() - 1)
             await subscription.dead_letter(await take(), "enough", "boom again")
             assert await backend.dead_letters.redrive("k") == 1
             await subscription.ack(await take())
         lines = journal(redis_server, redis_prefix)
         assert [line["event"] for line in lines] == [
-            "configured", "published", "delivered", "lost", "delivered", "retried", "available", "delivered",
-            "dead_lettered", "redriven", "delivered", "acked",
+            "configured", "published", "delivered", "lost", "delivered", "retried", "rescheduled",
+            "available", "delivered", "dead_lettered", "redriven", "delivered", "acked",
         ]  # fmt: skip
-        assert [int(line["seq"]) for line in lines] == list(range(1, 13))
+        assert [int(line["seq"]) for line in lines] == list(range(1, 14))
         assert {line["task_id"] for line in lines[1:]} == {"t1"}
         assert lines[1]["tenant"] == "acme"
-        assert (lines[5]["error"], lines[8]["reason"]) == ("boom", "enough")
+        assert int(lines[6]["due_at"]) < int(lines[6]["ts"]) < int(lines[5]["due_at"])
+        assert (lines[5]["error"], lines[9]["reason"]) == ("boom", "enough")
         assert {line["worker"] for line in lines if line["event"] == "delivered"} == {"w"}
     finally:
         await backend.aclose()

@@ -306,6 +306,21 @@ class TestLookingUp:
         assert (await api.delete("/v1/tasks/k/a")).json() == {"cancelled": False}
         assert (await api.get("/v1/tasks/k/a")).json()["state"] == "cancelled"
 
+    async def test_reschedule(self, api: httpx2.AsyncClient, backend: MemoryBackend) -> None:
+        """A waiting task gets the time or the delay of the request; the response says whether it has it now (U6)."""
+        await api.post("/v1/tasks", json={"key": "k", "id": "a"})
+        target = "/v1/tasks/k/a/reschedule"
+        assert (await api.post(target, json={"delay": 60})).json() == {"rescheduled": True}
+        assert (await api.get("/v1/tasks/k/a")).json()["state"] == "scheduled"
+        assert (await api.post(target, json={"at": 1})).json() == {"rescheduled": True}
+        assert (await backend.subscribe(["k"], "w").receive(1, 0)).deliveries
+        assert (await api.post(target, json={"delay": 60})).json() == {"rescheduled": False}
+        unknown = await api.post("/v1/tasks/k/x/reschedule", json={"delay": 60})
+        assert unknown.json() == {"rescheduled": False}
+        problem(await api.post(target, json={}), 422, "invalid_input", "at")
+        problem(await api.post(target, json={"at": 1, "delay": 1}), 422, "invalid_input", "delay")
+        problem(await api.post(target, json={"delay": -1}), 422, "invalid_input", "delay")
+
     async def test_many_at_once(self, api: httpx2.AsyncClient, backend: MemoryBackend) -> None:
         """For many ids at once, an unknown id is null among the statuses and missing among the results.
 

@@ -1,4 +1,4 @@
-"""``taskqueue status``, ``result`` and ``cancel``: one task; ``taskqueue purge``: all undelivered tasks of a queue."""
+"""``taskqueue status``, ``result``, ``reschedule`` and ``cancel``: one task. ``taskqueue purge``: those of a queue."""
 
 from __future__ import annotations
 
@@ -43,6 +43,12 @@ class NotCancelled(TaskQueueError):
     code = "not_cancelled"
 
 
+class NotRescheduled(TaskQueueError):
+    """The task cannot be rescheduled, because it runs, has ended, or its attempt was delivered before."""
+
+    code = "not_rescheduled"
+
+
 def status(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson = False) -> None:
     """Show the status of one task."""
     task_status, _ = with_backend(server, lambda backend: _read(backend, key, task_id))
@@ -85,6 +91,42 @@ def result(
             why += f", error: {task_status.error}"
         raise NoResult(f"task {task_id!r} in queue {key!r} has no stored result ({why})")
     print_json({"key": key, "task_id": task_id, "result": Raw(text)} if as_json else Raw(text))
+
+
+def reschedule(
+    key: Key,
+    task_id: Id,
+    *,
+    delay: Annotated[
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="Seconds before the task may be delivered."),
+    ],
+    server: ServerUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let one waiting or scheduled task run at another time. Its attempt does not change."""
+
+    async def act(backend: Backend) -> tuple[bool, float, TaskStatus | None]:
+        await backend.health()  # a backend elsewhere learns the store's time with its first answer
+        at = backend.now() + delay
+        moved = await control_of(backend).reschedule(key, task_id, at)
+        return moved, at, (await _read(backend, key, task_id))[0]
+
+    moved, at, task_status = with_backend(server, act)
+    if task_status is None:
+        raise _not_found(key, task_id)
+    if not moved:
+        raise NotRescheduled(
+            f"task {task_id!r} in queue {key!r} keeps its time (state: {task_status.state.value}): it runs, has ended, "
+            "or its attempt was delivered before"
+        )
+    if as_json:
+        print_json({"key": key, "task_id": task_id, "at": at})
+    else:
+        console.print(
+            f"[green]✔[/] task [bold]{escape(task_id)}[/] in queue [bold]{escape(key)}[/] "
+            f"is due at {format_time(at)}"
+        )
 
 
 def cancel(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson = False) -> None:

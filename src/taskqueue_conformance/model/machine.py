@@ -190,6 +190,17 @@ class QueueMachine(Moves):
             self.model.ended(entry, State.CANCELLED, span)
         self.done("cancelled" if answer else "not live")
 
+    @precondition(lambda self: self.has(Capability.CONTROL))
+    @rule(key=keys, name=names, delay=st.integers(0, 3))
+    def reschedule(self, key: str, name: str, delay: int) -> None:
+        """Give a task another time. It may be running, have ended or be unknown."""
+        if not self.model.entries:
+            return
+        at = self.bench.now + delay * self.unit
+        answer, span = self.timed(self.bench.control.reschedule(key, name, at))
+        self.model.rescheduled(key, name, at, span, answer=answer)
+        self.done("rescheduled" if answer else "not rescheduled")
+
     @rule(owner=owners)
     def close(self, owner: int) -> None:
         """Close a subscription, and open another subscription for the same worker."""

@@ -110,6 +110,22 @@ class Model(Shelf):
             entry.losses, entry.fresh = 0, False
             entry.schedule(at, span, self._number())
 
+    def rescheduled(self, key: str, name: str, at: float, span: Span, *, answer: bool) -> None:
+        """Record the answer to ``reschedule``."""
+        entry = self.entries.get((key, name))
+        if entry is None:
+            assert not answer, f"{key}/{name} was rescheduled, but was never published (law 7)"
+            return
+        at_rest = entry.state in (State.WAITING, State.SCHEDULED)
+        movable = at_rest and entry.handed != entry.attempt
+        assert answer is movable or (not answer and entry.maybe_late(span)), (
+            f"reschedule of {entry.name} answered {answer}, expected {movable} (law 3)"
+        )
+        if answer:
+            if entry.maybe_available(span):
+                self.turns[key].reset()
+            entry.schedule(at, span, self._number())
+
     def received(
         self, owner: int, keys: Iterable[str], limit: int, answer: Received, span: Span
     ) -> None:

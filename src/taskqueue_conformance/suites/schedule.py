@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from taskqueue_conformance.bench import Bench, ids
+from taskqueue_conformance.bench import KEY, Bench, ids
 from taskqueue_conformance.harness import Harness
+from taskqueue_conformance.selection import needs
+from taskqueue_core.backend import Capability
+from taskqueue_core.consumer.settle import settle
+from taskqueue_core.retry import ScheduleRetry
+from taskqueue_core.tasks import Published
 
 
 class ScheduleSuite(Harness):
@@ -70,6 +75,79 @@ class ScheduleSuite(Harness):
         await bench.publish(*names, not_before=bench.now + bench.short)
         await bench.advance(bench.short)
         assert ids(await bench.take(bench.subscribe(), 301)) == names
+
+    @needs(Capability.CONTROL)
+    async def test_reschedule(self, bench: Bench) -> None:
+        """A waiting or scheduled task gets another time, earlier or later, and keeps its attempt (laws 3, 8; U6)."""
+        await bench.publish("later", not_before=bench.now + 3600)
+        await bench.publish("now")
+        soon = bench.now + bench.short
+        for name in ("now", "later", "now"):
+            assert await bench.control.reschedule(KEY, name, soon), f"{name} was not rescheduled"
+        await bench.expect(scheduled=2)
+        subscription = bench.subscribe()
+        assert await bench.take(subscription) == [], "delivered before its new time (law 8)"
+        await bench.advance(bench.short)
+        taken = await bench.take(subscription, 3)
+        assert ids(taken) == ["later", "now"]
+        assert [(d.attempt, d.losses, d.prior) for d in taken] == [(1, 0, 0)] * 2
+        await bench.publish("at-once", not_before=bench.now + 3600)
+        assert await bench.control.reschedule(KEY, "at-once", bench.now)
+        assert ids([await bench.one(subscription)]) == ["at-once"]
+
+    @needs(Capability.CONTROL)
+    async def test_what_cannot_be_rescheduled(self, bench: Bench) -> None:
+        """A task that is unknown, running or has ended keeps its time, and so does a released one (laws 2, 3; U6)."""
+        at = bench.now + bench.short
+        assert not await bench.control.reschedule(KEY, "unknown", at)
+        subscription, delivery = await bench.running("t1")
+        assert not await bench.control.reschedule(KEY, "t1", at), "a running task was rescheduled"
+        await subscription.redeliver(delivery)
+        assert not await bench.control.reschedule(KEY, "t1", at), (
+            "a release was put off, but comes back at once (law 3)"
+        )
+        delivery = await bench.one(subscription)
+        await subscription.ack(delivery)
+        assert not await bench.control.reschedule(KEY, "t1", at), "a done task was rescheduled"
+        await bench.expect(done=1)
+
+    @needs(Capability.CONTROL)
+    async def test_a_retry_is_rescheduled(self, bench: Bench) -> None:
+        """The time of a scheduled retry can be changed; its attempt stays (laws 3, 8; U6)."""
+        subscription, delivery = await bench.running("t1")
+        await settle(bench.backend, subscription, delivery, ScheduleRetry(3600, "failed"))
+        assert await bench.control.reschedule(KEY, "t1", bench.now)
+        again = await bench.one(subscription)
+        assert again.attempt == 2
+        await subscription.ack(again)
+
+    @needs(Capability.CONTROL, Capability.FLOW)
+    async def test_rescheduled_tasks_count(self, bench: Bench) -> None:
+        """A rescheduled task counts against the capacity once, as before (law 6; U6)."""
+        await bench.configure(capacity=2)
+        await bench.publish("t1", "t2")
+        for name in ("t1", "t2", "t1"):
+            assert await bench.control.reschedule(KEY, name, bench.now + bench.short)
+        task = bench.task("t3")
+        (refused,) = await bench.backend.publisher.publish(task)
+        assert (refused.status, refused.depth) == (Published.REFUSED, 2)
+        await bench.advance(bench.short)
+        assert len(await bench.take(bench.subscribe(), 3)) == 2
+        (accepted,) = await bench.backend.publisher.publish(task)
+        assert accepted.status is Published.ACCEPTED
+
+    @needs(Capability.CONTROL, Capability.ORDERING_KEYS)
+    async def test_a_rescheduled_task_frees_its_ordering_key(self, bench: Bench) -> None:
+        """A task that was never delivered and is put off does not hold up others with its ordering key (law 4; U6)."""
+        await bench.publish("e1", "e2", ordering_key="e")
+        assert await bench.control.reschedule(KEY, "e1", bench.now + bench.short)
+        subscription = bench.subscribe()
+        second = await bench.one(subscription)
+        assert second.task.id == "e2"
+        await bench.advance(bench.short)
+        assert await bench.take(subscription) == [], "two tasks with one ordering key ran (law 4)"
+        await subscription.ack(second)
+        assert ids([await bench.one(subscription)]) == ["e1"]
 
     async def test_due_at(self, bench: Bench) -> None:
         """An empty answer contains the time when the next task is due, so that consumers need not poll."""

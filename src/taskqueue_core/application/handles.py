@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
+from datetime import datetime
 from typing import Any, Generic, NoReturn, TypeVar
 
 from pydantic import ValidationError
@@ -20,6 +21,7 @@ from taskqueue_core.application.errors import (
 )
 from taskqueue_core.capabilities import control_of
 from taskqueue_core.concurrency import gather_all
+from taskqueue_core.errors import InvalidInput
 from taskqueue_core.queue import Queue, stored
 from taskqueue_core.sync import SyncQueue
 from taskqueue_core.tasks import Confirmation, State, TaskStatus
@@ -80,6 +82,22 @@ class Handle(Generic[R_co]):
         True
         """
         return await control_of(self._queue.backend).cancel(self.key, self.id)
+
+    async def reschedule(
+        self, *, delay: float | None = None, not_before: float | datetime | None = None
+    ) -> bool:
+        """Let a waiting or scheduled task run after ``delay`` seconds, or at ``not_before``, and not earlier.
+
+        ``not_before`` is in Unix seconds, or a datetime with a time zone. Return False if the task is running, has
+        ended or is unknown, or if its attempt was delivered before. Raises `InvalidInput` unless one of the two is
+        given.
+
+        >>> await handle.reschedule(delay=600)
+        """
+        at = await self._queue.instant("delay", delay, "not_before", not_before)
+        if at is None:
+            raise InvalidInput("reschedule", "no time", "delay or not_before")
+        return await control_of(self._queue.backend).reschedule(self.key, self.id, at)
 
     async def result(self, timeout: float | None = None, *, wait_for_redrive: bool = False) -> R_co:
         """Wait until the task has ended, and return its result, decoded by the return annotation of its function.
@@ -159,6 +177,12 @@ class SyncHandle(Generic[R_co]):
     def cancel(self) -> bool:
         """End the task as cancelled, as `Handle.cancel` does."""
         return self._queue.run(self._handle.cancel())
+
+    def reschedule(
+        self, *, delay: float | None = None, not_before: float | datetime | None = None
+    ) -> bool:
+        """Let a waiting or scheduled task run at another time, as `Handle.reschedule` does."""
+        return self._queue.run(self._handle.reschedule(delay=delay, not_before=not_before))
 
     def result(self, timeout: float | None = None, *, wait_for_redrive: bool = False) -> R_co:
         """Wait until the task has ended, and return its result, as `Handle.result` does."""

@@ -70,6 +70,11 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         """Whether the task has ended: it is neither live nor a dead letter."""
         return self.state is not None and not self.live and self.state is not State.DEAD
 
+    @property
+    def movable(self) -> bool:
+        """Whether the entry may be rescheduled: it waits or is scheduled, and its attempt was not delivered."""
+        return self.state in _AT_REST and self.handed_out != self.attempt
+
     def recognise(self, task: Task, now: float, window: float) -> Published | None:
         """Return whether publishing ``task`` again is a duplicate or a conflict.
 

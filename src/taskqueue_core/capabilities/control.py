@@ -71,6 +71,14 @@ class Control(Protocol):
     async def cancel(self, key: str, task_id: str) -> bool:
         """End a live task as ``cancelled``, and revoke its delivery. Return False if the task was not live."""
 
+    async def reschedule(self, key: str, task_id: str, at: float) -> bool:
+        """Let a waiting or scheduled task become available at the time ``at``, or at once if that has passed.
+
+        Neither its attempt nor its deadline changes, and it counts against the capacity as before. Return False, and
+        change nothing, if the task is running, has ended or is unknown, or if its present attempt was delivered before:
+        a task that was released or redriven comes back at once (law 3).
+        """
+
     async def purge(self, key: str) -> int:
         """End all waiting and scheduled tasks as ``cancelled``, and return their number. Running tasks continue.
 

@@ -80,6 +80,11 @@ class JointControl(ABC):
     async def cancel(self, key: str, task_id: str) -> bool:
         return any(await self._each(key, lambda control, name: control.cancel(name, task_id)))
 
+    async def reschedule(self, key: str, task_id: str, at: float) -> bool:
+        return any(
+            await self._each(key, lambda control, name: control.reschedule(name, task_id, at))
+        )
+
     async def purge(self, key: str) -> int:
         return sum(await self._each(key, lambda control, name: control.purge(name)))
 

@@ -18,7 +18,7 @@ from taskqueue_core.authoring.helpers import (
     workers_of,
 )
 from taskqueue_core.capabilities import DeletedQueue, Durability, Maintained, QueueSettings
-from taskqueue_core.limits import check_name
+from taskqueue_core.limits import check_name, check_time
 from taskqueue_core.recordstore.store import Record
 from taskqueue_core.recordstore.transitions import STEP, Transitions
 from taskqueue_core.tasks import (
@@ -160,6 +160,16 @@ class RecordControl:
             if record is None or not record.live:
                 return False
             self._cancel(record, now)
+        return True
+
+    async def reschedule(self, key: str, task_id: str, at: float) -> bool:
+        check_time("at", at)
+        with self._transitions.step() as now:
+            record = self._transitions.find(key, task_id, now)
+            if record is None or not record.movable or self._transitions.swept(record, now):
+                return False
+            record.at = at
+            self._transitions.move(record, State.SCHEDULED, now)
         return True
 
     async def purge(self, key: str) -> int:

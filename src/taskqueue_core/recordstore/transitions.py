@@ -187,14 +187,20 @@ class Transitions:
     def promote_one(self, record: Record, now: float) -> bool:
         """Make the task of a due record available. Return whether its delivery was lost."""
         hung = record.state is State.IN_FLIGHT
-        sweep = next((sweep for sweep in self._sweeps if sweep.covers(record)), None)
-        if sweep is not None:
-            sweep.take(record, now)
+        if self.swept(record, now):
+            pass
         elif hung:
             self.take_back(record, now, lost=True)
         else:
             self.move(record, State.WAITING, now)
         return hung
+
+    def swept(self, record: Record, now: float) -> bool:
+        """Change a record that a sweep in progress has not reached yet. Return False if there is no such sweep."""
+        sweep = next((sweep for sweep in self._sweeps if sweep.covers(record)), None)
+        if sweep is not None:
+            sweep.take(record, now)
+        return sweep is not None
 
     async def when_promoted(
         self,

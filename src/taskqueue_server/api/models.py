@@ -145,6 +145,19 @@ class Count(msgspec.Struct, frozen=True):
     count: int
 
 
+class RescheduleIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Another time for a task: ``at``, or ``delay`` seconds from now."""
+
+    at: Instant | None = None
+    delay: Seconds | None = None
+
+
+class Rescheduled(msgspec.Struct, frozen=True):
+    """Whether the task has another time now; not if it is running or has ended, or if its attempt was delivered."""
+
+    rescheduled: bool
+
+
 class Cancelled(msgspec.Struct, frozen=True):
     """Whether the task was live and has been cancelled."""
 

@@ -1,4 +1,4 @@
-"""Tasks: publish, look up, wait for, cancel and retry."""
+"""Tasks: publish, look up, wait for, reschedule, cancel and retry."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from taskqueue_server.api.models import (
     Cancelled,
     ConfirmationOut,
     Ids,
+    Rescheduled,
+    RescheduleIn,
     RetryIn,
     RetryTaskIn,
     StatusesOut,
@@ -231,6 +233,21 @@ async def cancel(call: RequestContext) -> Response:
     return answer(Cancelled(cancelled))
 
 
+async def reschedule(call: RequestContext) -> Response:
+    """Give a waiting or scheduled task another time. Its attempt does not change.
+
+    A task that is running, has ended or is unknown is not changed, nor is one whose attempt was delivered before: a
+    task that was released or redriven comes back at once.
+    """
+    key, task_id = call.name("key"), call.name("id")
+    body = await call.body(RescheduleIn)
+    at = instant(call.context.backend.now(), "delay", body.delay, "at", body.at)
+    if at is None:
+        raise InvalidInput("at", "nothing", "a time, or a value for delay")
+    check_time("at", at)
+    return answer(Rescheduled(await call.context.control.reschedule(key, task_id, at)))
+
+
 _EXAMPLE = {"key": "emails", "id": "order-4711", "payload": {"to": "a@example.org"}}
 _RESULTS = LIMITS.body // LIMITS.result
 """number of results that are read at once"""
@@ -288,6 +305,15 @@ OPERATIONS = (
         problems=(404, 429),
     ),
     _operation("DELETE", "/v1/tasks/{key}/{id}", cancel, {200: Cancelled}, id="tasks_cancel"),
+    _operation(
+        "POST",
+        "/v1/tasks/{key}/{id}/reschedule",
+        reschedule,
+        {200: Rescheduled},
+        id="tasks_reschedule",
+        body=RescheduleIn,
+        example={"delay": 60},
+    ),
 )
 
 

@@ -53,6 +53,10 @@ _RULES = (
         "R2", f"{_SETTLED} and coalesce(before_state in ('waiting', 'scheduled'), before_seq is null)",
         "{event}, but no worker had the task",
     ),
+    _Rule(
+        "R4", "event = 'rescheduled' and before_state not in ('waiting', 'scheduled')",
+        "rescheduled, but it was {before_state}",
+    ),
     _Rule("R3", f"{_GIVEN} and {_ENDED} and before_state != 'expired'", "{event} after its end: it was {before_state}"),
     _Rule(
         "R4", f"(({_SETTLED} or event in ('expired', 'cancelled')) and {_ENDED}) "
