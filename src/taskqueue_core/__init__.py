@@ -15,6 +15,7 @@ from taskqueue_core.application.errors import (
     TaskExpired,
     TaskFailed,
     UnknownTask,
+    WouldBlock,
 )
 from taskqueue_core.application.handles import Handle, SyncHandle, as_completed, gather
 from taskqueue_core.application.policies import QueueLimits
@@ -80,6 +81,7 @@ __all__ = [
     "TaskQueueError",
     "Tasks",
     "UnknownTask",
+    "WouldBlock",
     "as_completed",
     "connect",
     "connect_sync",

@@ -98,6 +98,9 @@ class LocalTaskSource:
     def free(self) -> None:
         self._receiver.ended()
 
+    def lend(self, count: int) -> None:
+        self._receiver.lend(count)
+
     def progress(self, receipt: str, value: float | str) -> None:
         """Store progress, if the backend has the capability ``control``; otherwise ignore it."""
         if self._control is not None:

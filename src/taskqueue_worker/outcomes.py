@@ -19,6 +19,7 @@ from taskqueue_core.limits import LIMITS, clean_text, clean_traceback, kind_of
 from taskqueue_core.retry import Failed, Outcome, Rejected, RetryLater, Snoozed, Success
 from taskqueue_worker.batch_buffer import AnyDelivery
 from taskqueue_worker.handlers import Handler
+from taskqueue_worker.slots import CallScope
 from taskqueue_worker.task_log import TaskLog, without_own
 
 INVALID_RESULT = "invalid_result"
@@ -119,6 +120,12 @@ class HandlerCall(msgspec.Struct, eq=False):
     releasing: bool = False
     task: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
+    scope: CallScope | None = None
+
+    @property
+    def discarded(self) -> bool:
+        """Whether what the call returns will be ignored."""
+        return self.releasing or all(job.settled for job in self.jobs)
 
     def cancel_if_settled(self) -> None:
         """Cancel the handler's coroutine if all tasks of the call are settled."""

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from taskqueue_core.backend import Subscription
 from taskqueue_core.consumer.outage import OutageRetry
+from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Delivery, Received
 
 _MAX_BATCH = 100
@@ -32,6 +33,9 @@ class Receiver(Protocol):
 
     def resize(self, capacity: int) -> None:
         """Set the maximum number of deliveries to hold, from the next receive on; 0 also ends a waiting receive."""
+
+    def lend(self, count: int) -> None:
+        """Set the number of deliveries to hold beyond the capacity, because their handlers wait for other tasks."""
 
     def stop(self) -> None:
         """Receive no more deliveries. Deliveries that a running receive still returns are released."""
@@ -76,6 +80,7 @@ class Prefetcher:
         self._answered = False
         self._loop = asyncio.get_running_loop()
         self._held = 0
+        self._lent = 0
         self._prefetch_target = 0
         self._ended = 0
         self._rate_since = self._loop.time()
@@ -98,6 +103,10 @@ class Prefetcher:
         if not capacity and self._receiving is not None:
             self._receiving.cancel()
             self._receiving = None
+        self._changed.set()
+
+    def lend(self, count: int) -> None:
+        self._lent = count
         self._changed.set()
 
     def stop(self) -> None:
@@ -126,7 +135,8 @@ class Prefetcher:
 
     def _target(self) -> int:
         """Return the number of deliveries to hold at the current rate."""
-        return min(self._capacity, self._concurrency + self._prefetch_target)
+        target = min(self._capacity, self._concurrency + self._prefetch_target)
+        return target and min(target + self._lent, LIMITS.credit)
 
     def _receive_threshold(self) -> int:
         """Return the number of held deliveries at or below which the next receive starts.
@@ -135,10 +145,10 @@ class Prefetcher:
         """
         target = self._target()
         half = max(1, (self._prefetch_target + 1) // 2)
-        return max(min(self._concurrency, target) - 1, target - half)
+        return max(min(self._concurrency + self._lent, target) - 1, target - half)
 
     async def _wait_for_slot(self) -> None:
-        has_prefetched = self._held > self._concurrency
+        has_prefetched = self._held > self._concurrency + self._lent
         self._changed.clear()
         self._wake_at = self._receive_threshold()
         try:
@@ -146,7 +156,7 @@ class Prefetcher:
                 await self._changed.wait()
         except TimeoutError:
             self._update_rate()
-            if self._held - self._concurrency > self._prefetch_target:
+            if self._held - self._concurrency - self._lent > self._prefetch_target:
                 self._return_waiting()
         finally:
             self._wake_at = _NOT_WAITING

@@ -24,6 +24,7 @@ from taskqueue_worker.outcomes import (
     outcomes_of_error,
     outcomes_of_return,
 )
+from taskqueue_worker.slots import CallScope, Slots
 from taskqueue_worker.task_log import TaskLog
 from taskqueue_worker.threads import Threads, ThreadsafeInbox
 from taskqueue_worker.worker_scope import WorkerScope
@@ -46,6 +47,9 @@ class OutcomeSettler(Protocol):
 
     def free(self) -> None:
         """Free the slot of a task whose outcome has been reported before, or will not be reported."""
+
+    def lend(self, count: int) -> None:
+        """Hold this number of deliveries beyond the capacity, because their handlers wait for other tasks."""
 
     def progress(self, receipt: str, value: float | str) -> None:
         """Report the progress of a running task: a number from 0 to 1, or text. Thread-safe."""
@@ -81,6 +85,7 @@ class HandlerRunner:
         self._context = (
             copy_context()
         )  # each call has a copy: a call may be started in the context of another one
+        self._slots = Slots(concurrency, self._on_lent)
         self._threads = Threads(concurrency)
         self._thread_results = ThreadsafeInbox[tuple[HandlerCall, HandlerEnd]](
             self._loop, self._on_threads_ended
@@ -178,7 +183,7 @@ class HandlerRunner:
             self._batches_first = not self._batches_first
             if self._batches_first:
                 self._start_waiting_batches()
-        while self._waiting and len(self._running) < self._concurrency and not self._stopping:
+        while self._waiting and self._slots.free and not self._stopping:
             delivery = self._waiting.popleft()
             if handler := self._handlers.of(delivery.task):
                 self._start(handler, [delivery])
@@ -192,7 +197,7 @@ class HandlerRunner:
 
     def _start_waiting_batches(self) -> None:
         while not self._stopping:
-            batch = self._buffer.take(self._concurrency - len(self._running))
+            batch = self._buffer.take(self._slots.free)
             if batch is None:
                 return
             self._start(*batch)
@@ -216,6 +221,7 @@ class HandlerRunner:
             self._running[delivery.receipt] = job
             call.jobs.append(job)
         if call.jobs:
+            call.scope = CallScope(self._scope, self._slots, call)
             if handler.options.batch:
                 self._buffer.started(handler)
             self._call(call, handler.arguments.of(values, [job.context for job in call.jobs]))
@@ -235,7 +241,7 @@ class HandlerRunner:
             self._threads.submit(lambda: context.run(self._run_sync, call, arguments))
 
     async def _run_async(self, call: HandlerCall, arguments: dict[str, Any]) -> None:
-        HANDLER_SCOPE.set(self._scope)
+        HANDLER_SCOPE.set(call.scope)
         self._task_log.enter(call.jobs[0].delivery, len(call.jobs))
         try:
             with processing([job.delivery.task for job in call.jobs]):
@@ -256,7 +262,7 @@ class HandlerRunner:
 
     def _run_sync(self, call: HandlerCall, arguments: dict[str, Any]) -> None:
         end: HandlerEnd
-        HANDLER_SCOPE.set(self._scope)
+        HANDLER_SCOPE.set(call.scope)
         self._task_log.enter(call.jobs[0].delivery, len(call.jobs))
         try:
             with processing([job.delivery.task for job in call.jobs]):
@@ -269,6 +275,13 @@ class HandlerRunner:
     def _on_threads_ended(self, ends: list[tuple[HandlerCall, HandlerEnd]]) -> None:
         for call, end in ends:
             self._finish_call(call, end)
+
+    def _on_lent(self, call: CallScope) -> None:
+        self._settler.lend(self._slots.lent)
+        if call.handler.options.batch and not call.ended:
+            # A batch that waits must not keep another one from starting, for which it may wait.
+            (self._buffer.ended if call.lent else self._buffer.started)(call.handler)
+        self._start_waiting()
 
     def _time_out(self, call: HandlerCall, timeout: float) -> None:
         error = f"timeout after {timeout:g} s"
@@ -290,10 +303,11 @@ class HandlerRunner:
         """Report the outcomes of a call that ended, except for tasks that are already settled, and free the slots."""
         if call.timer:
             call.timer.cancel()
-        if call.handler.options.batch:
+        scope = call.scope
+        if call.handler.options.batch and not (scope and scope.lent):
             self._buffer.ended(call.handler)
         # The call and its tasks refer to one another. Break the cycle, so that no garbage collection is needed.
-        jobs, call.jobs, call.task = call.jobs, [], None
+        jobs, call.jobs, call.task, call.scope = call.jobs, [], None, None
         if isinstance(end, BaseException):
             self._finish_fatal(jobs, end)
         else:
@@ -306,6 +320,8 @@ class HandlerRunner:
                     job.settled = True
                     self._on_outcome(outcome, job.delivery)
                     self._settler.finish(receipt, outcome)
+        if scope is not None:
+            self._slots.end(scope)
         if self._waiting or self._has_batches:
             self._start_waiting()
         if not self._running:

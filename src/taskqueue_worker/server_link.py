@@ -164,6 +164,9 @@ class ServerLink:
     def free(self) -> None:
         self._inbox.put(self._session.free)
 
+    def lend(self, count: int) -> None:
+        self._inbox.put(partial(self._session.lend, count))
+
     def progress(self, receipt: str, value: float | str) -> None:
         self._inbox.put(partial(self._session.progress, receipt, value))
 

@@ -30,9 +30,23 @@ class WorkerScope:
         loop = asyncio._get_running_loop()  # noqa: SLF001 - get_running_loop raises an error without a loop
         return None if self._closed or loop not in (None, self._calls.loop) else self._open_queue()
 
+    def is_here(self) -> bool:
+        """Return whether the caller runs in the worker's event loop."""
+        return asyncio._get_running_loop() is self._calls.loop  # noqa: SLF001 - as above
+
     def sync_queue(self) -> SyncQueue | None:
         """Return the worker's connection for blocking calls in threads; ``None`` after the worker has ended."""
         return None if self._closed else SyncQueue(self._open_queue(), self._calls)
+
+    @asynccontextmanager
+    async def waiting(self, _queue: Queue, _key: str, _task_id: str) -> AsyncIterator[None]:
+        """Do nothing: a lifespan has no slot to lend."""
+        yield
+
+    @asynccontextmanager
+    async def resumed(self) -> AsyncIterator[None]:
+        """Do nothing: a lifespan has no slot to lend."""
+        yield
 
     def state_of(self, registry: Connections) -> Any:
         """Return what the lifespan of a registry yielded, or of the nearest one that includes it, or ``None``."""

@@ -11,6 +11,7 @@
     │   └── TaskDiscarded      its dead letter was discarded
     ├── ResultGone             the task is done, but its result is no longer stored
     ├── UnknownTask            the task was never published, or its record was deleted
+    ├── WouldBlock             a handler that waits for a task would wait for ever, or block a thread
     ├── InvalidResult          a result does not match the return annotation of its task
     └── InvalidInput
         └── InvalidArguments   the arguments of a publish do not match the parameters of the task
@@ -31,6 +32,7 @@ __all__ = [
     "TaskExpired",
     "TaskFailed",
     "UnknownTask",
+    "WouldBlock",
 ]
 
 
@@ -174,6 +176,25 @@ class UnknownTask(TaskQueueError):
     """
 
     code = "unknown_task"
+
+
+class WouldBlock(TaskQueueError):
+    """A wait for another task inside a handler could never end, or would block a thread of the worker.
+
+    >>> @tasks.task
+    ... async def endless(context: Context) -> str:
+    ...     try:
+    ...         return await endless.handle(context.task_id).result()
+    ...     except WouldBlock as error:
+    ...         return str(error)
+    >>> async with TestQueue(tasks) as taskqueue:
+    ...     handle = await endless.publish()
+    ...     drained = await taskqueue.drain()
+    ...     print(await handle.result())
+    task ... of shop.endless cannot end while this handler waits for it: ...
+    """
+
+    code = "would_block"
 
 
 class InvalidResult(TaskQueueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from typing import Protocol
 
@@ -14,6 +15,15 @@ class HandlerScope(Protocol):
 
     def queue(self) -> Queue | None:
         """Return the worker's connection; ``None`` in another event loop, or after the worker has ended."""
+
+    def waiting(self, queue: Queue, key: str, task_id: str) -> AbstractAsyncContextManager[None]:
+        """Lend the handler's slot while it waits for the end of a task. Raises `WouldBlock` if it would wait for ever.
+
+        Raises it also in a thread of the worker. At the end, the handler waits until a slot is free.
+        """
+
+    def resumed(self) -> AbstractAsyncContextManager[None]:
+        """Let the handler have its slot, although other parts of it still wait."""
 
     def sync_queue(self) -> SyncQueue | None:
         """Return the worker's connection for blocking calls in threads; ``None`` after the worker has ended."""

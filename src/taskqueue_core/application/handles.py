@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import nullcontext
 from datetime import datetime
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -19,11 +20,13 @@ from taskqueue_core.application.errors import (
     TaskFailed,
     UnknownTask,
 )
+from taskqueue_core.application.handler_scope import HANDLER_SCOPE
 from taskqueue_core.capabilities import control_of
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.queue import Queue, stored
 from taskqueue_core.sync import SyncQueue
+from taskqueue_core.task_ends import has_ended
 from taskqueue_core.tasks import Confirmation, State, TaskStatus
 
 R_co = TypeVar("R_co", covariant=True)
@@ -106,15 +109,15 @@ class Handle(Generic[R_co]):
         `TaskDead`, `TaskCancelled`, `TaskExpired` or `TaskDiscarded` if the task ended without a result; `UnknownTask`
         or `ResultGone` at once if there is nothing to wait for; `InvalidResult`; and ``TimeoutError``.
 
+        Inside a handler, the worker runs other tasks in its slot while it waits. A wait that could never end raises
+        `WouldBlock`.
+
         >>> await handle.result(timeout=30)
         {'width': 320}
         """
         if self.confirmation is not None and not self.confirmation.stored:
             stored(self.confirmation)
-        async with asyncio.timeout(timeout):
-            status = await self._queue.ends.wait(
-                self.key, self.id, wait_for_redrive=wait_for_redrive
-            )
+        status = await self._wait(timeout, wait_for_redrive=wait_for_redrive)
         if status is None:
             raise UnknownTask(
                 f"task {self.id} of {self.key} is unknown: it was never published, or its record was deleted"
@@ -123,6 +126,23 @@ class Handle(Generic[R_co]):
             self._raise(status)
         (text,) = await control_of(self._queue.backend).results(self.key, self.id)
         return self._decode(text)
+
+    async def _wait(self, timeout: float | None, *, wait_for_redrive: bool) -> TaskStatus | None:
+        """Return the status of the task once it has ended. A handler that has to wait lends its slot."""
+        scope = HANDLER_SCOPE.get()
+        async with asyncio.timeout(timeout) as limit:
+            if scope is None:
+                return await self._queue.ends.wait(
+                    self.key, self.id, wait_for_redrive=wait_for_redrive
+                )
+            status = await self.status()
+        if has_ended(status, wait_for_redrive=wait_for_redrive):
+            return status
+        async with scope.waiting(self._queue, self.key, self.id):
+            async with asyncio.timeout_at(limit.when()):
+                return await self._queue.ends.wait(
+                    self.key, self.id, wait_for_redrive=wait_for_redrive
+                )
 
     def _decode(self, text: bytes | None) -> R_co:
         try:
@@ -185,7 +205,10 @@ class SyncHandle(Generic[R_co]):
         return self._queue.run(self._handle.reschedule(delay=delay, not_before=not_before))
 
     def result(self, timeout: float | None = None, *, wait_for_redrive: bool = False) -> R_co:
-        """Wait until the task has ended, and return its result, as `Handle.result` does."""
+        """Wait until the task has ended, and return its result, as `Handle.result` does.
+
+        Raises `WouldBlock` inside a handler if the task has not ended.
+        """
         return self._queue.run(self._handle.result(timeout, wait_for_redrive=wait_for_redrive))
 
 
@@ -208,6 +231,7 @@ async def as_completed(
     cat-320 {'width': 320}
     """
     loop = asyncio.get_running_loop()
+    scope = HANDLER_SCOPE.get()
     end = None if timeout is None else loop.time() + timeout
     waiting = {loop.create_task(handle.result()): handle for handle in handles}
     try:
@@ -220,7 +244,9 @@ async def as_completed(
                 raise TimeoutError
             for each in done:
                 each.exception()  # the caller gets the error from the handle
-                yield waiting.pop(each)
+                handle = waiting.pop(each)
+                async with nullcontext() if scope is None else scope.resumed():
+                    yield handle
     finally:
         for each in waiting:
             each.cancel()

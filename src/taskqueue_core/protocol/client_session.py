@@ -92,6 +92,7 @@ class ClientSession:
         self._keys = list(keys)
         self._token = token
         self._capacity = capacity
+        self._lent = 0
         self._state = ClientSessionState.CONNECTING
         self._greeted = False
         self._leaving = False
@@ -204,7 +205,7 @@ class ClientSession:
             self._granted = max(0, self._granted - 1)
             if receipt in self._held or receipt in self._outbox:
                 continue
-            if self._busy >= self._capacity:
+            if self._busy >= self._most:
                 self._put(receipt, HandBack())
                 continue
             self._held[receipt] = None
@@ -230,6 +231,10 @@ class ClientSession:
     def resize(self, capacity: int) -> None:
         """Set the maximum number of deliveries that the worker has at once. New deliveries above it are released."""
         self._capacity = capacity
+
+    def lend(self, count: int) -> None:
+        """Set the number of deliveries that the worker has beyond its capacity, because their handlers wait."""
+        self._lent = count
 
     def settle(self, receipt: str, outcome: Outcome) -> bool:
         """Queue an outcome, and keep it until the server confirms it. Return False if the delivery is not held."""
@@ -307,7 +312,11 @@ class ClientSession:
     def _wanted(self) -> int:
         # The next hello must fit into a frame, so its `holding` may list at most `LIMITS.credit` receipts.
         books = self._granted + len(self._held) + len(self._outbox)
-        return max(0, min(self._capacity - self._busy - self._granted, LIMITS.credit - books))
+        return max(0, min(self._most - self._busy - self._granted, LIMITS.credit - books))
+
+    @property
+    def _most(self) -> int:
+        return self._capacity and self._capacity + self._lent
 
     def _put(self, receipt: str, outcome: Outcome) -> None:
         self._outbox[receipt] = outcome

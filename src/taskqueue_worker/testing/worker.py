@@ -213,6 +213,9 @@ class DrainReceiver:
         self._capacity = capacity
         self._drain.notify()
 
+    def lend(self, count: int) -> None:
+        """Do nothing: the drain knows the handlers that wait."""
+
     def stop(self) -> None:
         self.resize(0)
 

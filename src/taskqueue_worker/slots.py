@@ -1,0 +1,229 @@
+"""The slots of a worker. A call that waits for other tasks lends its slots, so that these tasks can run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from taskqueue_core.application.errors import WouldBlock
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.queue import Queue
+from taskqueue_core.sync import SyncQueue
+from taskqueue_worker.batch_buffer import AnyDelivery
+from taskqueue_worker.endless_waits import TaskName, check_wait
+from taskqueue_worker.handlers import Handler
+from taskqueue_worker.worker_scope import WorkerScope
+
+
+class Job(Protocol):
+    """A task of a call."""
+
+    @property
+    def delivery(self) -> AnyDelivery:
+        """The delivery of the task."""
+
+
+class Call(Protocol):
+    """A running call of a handler."""
+
+    handler: Handler
+    task: asyncio.Task[None] | None
+
+    @property
+    def jobs(self) -> Sequence[Job]:
+        """The tasks of the call, each of which occupies a slot."""
+
+    @property
+    def discarded(self) -> bool:
+        """Whether what the call returns will be ignored."""
+
+
+class CallScope:
+    """What a worker provides to the code inside one call: its connection, and lending of the slots of the call.
+
+    The slots are lent while something in the call waits for a task, except in `resumed`.
+    """
+
+    def __init__(self, worker: WorkerScope, slots: Slots, call: Call) -> None:
+        """Create the scope of a call that starts, and take its slots."""
+        self._worker = worker
+        self._slots = slots
+        self._call = call
+        self.handler = call.handler
+        self.tasks = tuple((job.delivery.task.key, job.delivery.task.id) for job in call.jobs)
+        """keys and ids of the tasks of the call"""
+        self.waits: Counter[TaskName] = Counter()
+        """keys and ids of the tasks for which the call waits, with the number of waits for each"""
+        self.lent = False
+        self.ended = False
+        self.turn: asyncio.Future[None] | None = None
+        """completes when the call may go on, while it waits to get its slots back"""
+        self._resumed = 0
+        slots.take(self)
+
+    def queue(self) -> Queue | None:
+        return self._worker.queue()
+
+    def sync_queue(self) -> SyncQueue | None:
+        return self._worker.sync_queue()
+
+    @asynccontextmanager
+    async def waiting(self, queue: Queue, key: str, task_id: str) -> AsyncIterator[None]:
+        if self._blocks_thread():
+            raise WouldBlock(
+                f"task {task_id} of {key} has not ended, and waiting for it would block a thread of the worker: make "
+                "the handler async and await the result, or let the handler of the other task publish what follows"
+            )
+        task = key, task_id
+        self._count_wait(task, 1)
+        try:
+            own = self._worker.queue()
+            if own is not None and queue.backend is own.backend:
+                await check_wait(queue, task, self, self._slots.owners, self._slots.waiting)
+            self._lend()
+            yield
+        finally:
+            self._count_wait(task, -1)
+            await self._take_back()
+
+    @asynccontextmanager
+    async def resumed(self) -> AsyncIterator[None]:
+        self._resumed += 1
+        try:
+            await self._take_back()
+            yield
+        finally:
+            self._resumed -= 1
+            self._lend()
+
+    def _count_wait(self, task: TaskName, count: int) -> None:
+        waited = bool(self.waits)
+        self.waits[task] += count
+        if not self.waits[task]:
+            del self.waits[task]
+        if bool(self.waits) is not waited:
+            for key, _ in self.tasks:
+                self._slots.waiting[key] += count
+
+    def _blocks_thread(self) -> bool:
+        if not self._worker.is_here():
+            return True
+        # The dependencies and the middleware of a synchronous handler are async.
+        return not self.handler.is_async and asyncio.current_task() is not self._call.task
+
+    @property
+    def _is_waiting(self) -> bool:
+        return bool(self.waits) and not self._resumed
+
+    def _lend(self) -> None:
+        if self.ended or not self._is_waiting:
+            return
+        if self.turn is not None:
+            self._slots.withdraw(self)
+        elif not self.lent:
+            self._slots.lend(self)
+
+    async def _take_back(self) -> None:
+        while self.lent and not self._is_waiting:
+            if self._call.discarded:  # it ends, and does not wait for its slots
+                self._slots.give(self)
+                return
+            if self.turn is None:
+                self._slots.request(self)
+            try:
+                if self.turn is not None:
+                    await asyncio.wait([self.turn])
+            except asyncio.CancelledError:
+                if self.lent:
+                    self._slots.give(self)
+                raise
+
+
+class Slots:
+    """The slots of a worker: the number of tasks that may run at once, without those whose calls wait."""
+
+    def __init__(
+        self, count: int, on_change: Callable[[CallScope], None], limit: int = LIMITS.credit
+    ) -> None:
+        """Create ``count`` free slots. ``on_change`` is called after a call has lent its slots, or got them back.
+
+        ``limit`` is the maximum number of deliveries that a worker holds.
+        """
+        self._count = count
+        self._on_change = on_change
+        self._limit = limit
+        self._used = 0
+        self.lent = 0
+        """number of slots that are lent"""
+        self.owners: dict[TaskName, CallScope] = {}
+        """the calls that run or wait, by the keys and ids of their tasks"""
+        self.waiting: Counter[str] = Counter()
+        """the number of tasks whose calls wait for others, by key"""
+        self._turns: deque[CallScope] = deque()
+
+    @property
+    def free(self) -> int:
+        """The number of tasks that may start. Calls that wait to get their slots back come first."""
+        return 0 if self._turns else max(0, self._count - self._used)
+
+    def take(self, call: CallScope) -> None:
+        """Give slots to a call that starts."""
+        self.owners.update(dict.fromkeys(call.tasks, call))
+        self._used += len(call.tasks)
+
+    def end(self, call: CallScope) -> None:
+        """Free the slots of a call that has ended."""
+        call.ended = True
+        for task in call.tasks:
+            if self.owners.get(task) is call:
+                del self.owners[task]
+        if call.lent:
+            self.lent -= len(call.tasks)
+            call.lent = False
+            self.withdraw(call)
+            self._on_change(call)
+        else:
+            self._used -= len(call.tasks)
+        self._give_turns()
+
+    def lend(self, call: CallScope) -> None:
+        """Free the slots of a call that waits. Raises `WouldBlock` if all tasks that the worker can hold would wait."""
+        size = len(call.tasks)
+        if self._used <= size and self.lent + size >= self._limit:
+            raise WouldBlock(
+                f"all {self._limit} tasks that this worker can hold wait for other tasks: publish fewer that wait, or "
+                "let the handlers of the other tasks publish what follows"
+            )
+        self._used -= size
+        self.lent += size
+        call.lent = True
+        self._give_turns()
+        self._on_change(call)
+
+    def request(self, call: CallScope) -> None:
+        """Give a call its slots back as soon as enough are free; its ``turn`` completes then."""
+        call.turn = asyncio.get_running_loop().create_future()
+        self._turns.append(call)
+        self._give_turns()
+
+    def withdraw(self, call: CallScope) -> None:
+        """Complete the turn of a call without giving it slots."""
+        if call.turn is not None:
+            self._turns.remove(call)
+            turn, call.turn = call.turn, None
+            turn.set_result(None)
+
+    def give(self, call: CallScope) -> None:
+        """Give a call its slots back now, whether or not they are free."""
+        self.withdraw(call)
+        self._used += len(call.tasks)
+        self.lent -= len(call.tasks)
+        call.lent = False
+        self._on_change(call)
+
+    def _give_turns(self) -> None:
+        while self._turns and self._used + len(self._turns[0].tasks) <= self._count:
+            self.give(self._turns[0])
