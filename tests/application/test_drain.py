@@ -21,7 +21,7 @@ from taskqueue_core import (
     Tasks,
     gather,
 )
-from taskqueue_core.application.errors import TaskFailed
+from taskqueue_core.application.errors import TaskFailed, WouldBlock
 from taskqueue_core.capabilities import control_of, dead_letters_of
 from taskqueue_core.errors import ConfigurationError, InvalidInput, TaskQueueError
 from taskqueue_core.queue_settings import change_settings
@@ -238,7 +238,7 @@ async def test_deliver_twice(shop: Shop, taskqueue: TestQueue) -> None:
 
 
 async def test_handlers_wait_for_tasks(shop: Shop, taskqueue: TestQueue) -> None:
-    """U11: handlers wait for tasks that they publish, 20 deep, and for several at once; also in threads."""
+    """U11: handlers wait for tasks that they publish, 20 deep, and for several at once."""
 
     @shop.tasks.task
     async def total(depth: int) -> int:
@@ -247,16 +247,24 @@ async def test_handlers_wait_for_tasks(shop: Shop, taskqueue: TestQueue) -> None
         return 1 + int(sum(await gather(await total.publish(depth - 1))))
 
     @shop.tasks.task
-    def double(number: int) -> int:
-        return 2 * int(total.publish_sync(number).result())
-
-    @shop.tasks.task
     async def fan() -> int:
         return len(await gather(*[await shop.mail.publish(str(number)) for number in range(5)]))
 
-    deep, threaded, wide = await total.publish(20), await double.publish(3), await fan.publish()
+    deep, wide = await total.publish(20), await fan.publish()
     await taskqueue.drain()
-    assert await gather(deep, threaded, wide) == [21, 8, 5]
+    assert await gather(deep, wide) == [21, 5]
+
+
+async def test_a_thread_that_would_wait(shop: Shop, taskqueue: TestQueue) -> None:
+    """U7, U11: a synchronous handler that waits for a task is refused in a drain, as it is in a worker."""
+
+    @shop.tasks.task
+    def double() -> str:
+        return shop.mail.publish_sync("Ada").result()
+
+    await double.publish()
+    with pytest.raises(WouldBlock):
+        await taskqueue.drain()
 
 
 async def test_a_wait_that_cannot_end(shop: Shop, taskqueue: TestQueue) -> None:
