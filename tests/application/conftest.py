@@ -11,6 +11,7 @@ import pytest
 from taskqueue_core import Tasks
 from taskqueue_core.assembly import open_backend
 from taskqueue_memory import MemoryBackend
+from taskqueue_remote import RemoteBackend
 from taskqueue_worker import LocalWorker, Worker
 from taskqueue_worker.pytest_plugin import taskqueue
 from tests.application.running import OpenWorld, World
@@ -46,7 +47,9 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> OpenWorld:
             tokens = everybody(tmp_path / "tokens.toml")
             async with running(MemoryBackend(), tokens_file=tokens) as it:
                 url = it.server.url
-                yield World(it.backend, lambda *t, **o: Worker(*t, url=url, token=ADMIN, **o))
+                remote = RemoteBackend(url, ADMIN)
+                yield World(remote, lambda *t, **o: Worker(*t, url=url, token=ADMIN, **o))
+                await remote.aclose()
             return
         backend = open_backend(request.param)
         try:
