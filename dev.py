@@ -363,7 +363,7 @@ def run_command(arguments: "list[str]") -> int:
         return replace_process(
             environment(wanted),
             programs[name] + rest,
-            TASKQUEUE_DEMO_REPORT="python3 dev.py report",
+            _TASKQUEUE_DEMO_REPORT="python3 dev.py report",
         )
     if name == "env":
         print(os.path.relpath(environment(wanted)))

@@ -23,7 +23,7 @@ from taskqueue_cli.demo_frame.report import (
 from taskqueue_core.retry import EXHAUSTED
 from taskqueue_core.tasks import DeadLetter, QueueStats
 
-REPORT_VARIABLE = "TASKQUEUE_DEMO_REPORT"
+REPORT_VARIABLE = "_TASKQUEUE_DEMO_REPORT"
 """name of an environment variable; if it is set, the footer shows its value as the command that prints the report"""
 _MAX_SHOWN = 10
 _FLOW = ("delivered", "retried", "redelivered", "lost")
