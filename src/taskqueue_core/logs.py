@@ -92,6 +92,8 @@ def set_up_logs(
     if everything:
         root.addHandler(handler)
         root.setLevel(level)
+        if level >= logging.INFO:  # it logs every request
+            logging.getLogger("httpx2").setLevel(max(level, logging.WARNING))
         if not structlog.is_configured():
             structlog.configure(
                 processors=_TO_RECORDS,
@@ -129,7 +131,7 @@ def formatter(*, for_people: bool = False, as_json: bool = False) -> logging.For
         processors=[
             _Complete("%H:%M:%S" if for_people else "iso", utc=not for_people),
             structlog.processors.format_exc_info,
-            _Escape(keep="" if not (for_people or as_json) else "\n"),
+            _Clean(for_people=for_people, as_json=as_json),
             _in_few_words if for_people else _json if as_json else _pairs,
         ],
     )
@@ -178,21 +180,25 @@ def _json(_logger: object, _name: str, event: MutableMapping[str, Any]) -> str:
     return _encode({**head, **event})
 
 
-class _Escape:
-    """A processor that escapes control characters in texts, and cuts the fields of this project's loggers.
+class _Clean:
+    """A processor that escapes control characters, and cuts the fields of this project's loggers.
 
-    ``keep`` are control characters that a traceback may contain.
+    Pairs are escaped when they are written. In both forms of text, a missing tenant is left out.
     """
 
-    def __init__(self, *, keep: str) -> None:
-        self._keep = keep
+    def __init__(self, *, for_people: bool, as_json: bool) -> None:
+        self._escape = for_people or as_json
+        self._whole = as_json
 
     def __call__(
         self, _logger: object, _name: str, event: MutableMapping[str, Any]
     ) -> MutableMapping[str, Any]:
+        if not self._whole and event.get("tenant", "") is None:
+            del event["tenant"]
         own = event["logger"].partition(".")[0] in _OWN
         for name, value in event.items():
             if isinstance(value, str):
                 text = value[:_FIELD_LENGTH] if own and name in FIELDS else value
-                event[name] = escape_controls(text, keep=self._keep if name in _BELOW else "")
+                keep = "\n" if name in _BELOW else ""
+                event[name] = escape_controls(text, keep=keep) if self._escape else text
         return event

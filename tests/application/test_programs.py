@@ -88,6 +88,7 @@ async def test_policies_at_the_task(world: OpenWorld) -> None:
     assert [each[1:] for each in seen if each[0] == "broken"] == [(1, 0), (2, 1)]
     assert (rejected.value.reason, rejected.value.attempts) == ("bad_address", 1)
     assert (exhausted.value.reason, exhausted.value.attempts) == ("max_retries_exceeded", 2)
+    assert str(exhausted.value).endswith("max_retries_exceeded (ValueError: broken)")
     assert "in send_mail" in (exhausted.value.traceback or "")
 
 

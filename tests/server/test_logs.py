@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import logging
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 
 import httpx2
 import pytest
+import structlog
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from taskqueue_core.consumer import maintenance
@@ -233,3 +236,44 @@ async def test_the_command(options: list[str], variables: dict[str, str], tmp_pa
     assert {"serving", "request"} <= set(events)
     (notice,) = [event for event in events if "no authentication" in event]
     assert "taskqueue token new" in notice
+
+
+class TestText:
+    """The text format of log lines, for files."""
+
+    def test_a_traceback_is_one_field(self) -> None:
+        """U10: in pairs, a traceback is escaped once, so that a reader can undo it; a missing tenant is left out."""
+        try:
+            raise ValueError("a\tb")
+        except ValueError:
+            record = logging.getLogger("shop").makeRecord(
+                "shop",
+                logging.WARNING,
+                __file__,
+                1,
+                "no",
+                (),
+                sys.exc_info(),
+                extra={"tenant": None},
+            )
+        line = formatter().format(record)
+        assert "\n" not in line
+        assert "tenant" not in line
+        text = ast.literal_eval(line.partition("exception=")[2])
+        assert text.endswith('raise ValueError("a\\tb")\nValueError: a\tb')
+
+    def test_requests_of_the_client_are_not_logged(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """U10: a worker that logs everything leaves out each HTTP request of its own client."""
+        root, client = logging.getLogger(), logging.getLogger("httpx2")
+        monkeypatch.setattr(root, "handlers", [])
+        before, stream = (root.level, client.level), io.StringIO()
+        try:
+            set_up_logs(stream, everything=True)
+            client.info("HTTP Request: GET ...")
+            logging.getLogger("shop").info("shown")
+            assert "shown" in stream.getvalue()
+            assert "HTTP Request" not in stream.getvalue()
+        finally:
+            root.setLevel(before[0])
+            client.setLevel(before[1])
+            structlog.reset_defaults()

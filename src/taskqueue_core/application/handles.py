@@ -162,6 +162,8 @@ class Handle(Generic[R_co]):
         text = f"task {self.id} of {self.key} is {state}"
         if state is State.DEAD:
             text += f": {status.error}"
+            if status.last_failure is not None:
+                text += f" ({status.last_failure.error})"
         error = _ENDS[state](text, key=self.key, id=self.id, state=str(state))
         if isinstance(error, TaskDead):
             error.reason, error.attempts = status.error or "", status.attempt
