@@ -30,6 +30,7 @@ async def test_declare_publish_and_wait(world: OpenWorld) -> None:
 
     @tasks.task
     def resize(image: str, width: int = 320) -> dict[str, int]:
+        assert image
         return {"width": width}
 
     async with world() as it, tasks.connect(Queue(it.backend)), working(it.worker(tasks)):
