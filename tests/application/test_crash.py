@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
@@ -30,6 +31,32 @@ async def test_crash(shop: Shop, taskqueue: TestQueue) -> None:
     assert [run.end for run in (await draining).runs] == ["lost"]
     assert [run.end for run in (await taskqueue.drain()).runs] == ["done"]
     assert losses == [0, 1]
+
+
+async def test_crash_with_a_thread(shop: Shop, taskqueue: TestQueue) -> None:
+    """U11: a function in a thread runs on after a crash; its outcome is ignored, and its context says so."""
+    begun, ended, go, revoked = asyncio.Event(), asyncio.Event(), threading.Event(), list[bool]()
+    loop = asyncio.get_running_loop()
+
+    @shop.tasks.task
+    def slow(context: Context) -> int:
+        if not context.losses:
+            loop.call_soon_threadsafe(begun.set)
+            go.wait()
+            revoked.append(context.revoked)
+            loop.call_soon_threadsafe(ended.set)
+        return context.losses
+
+    handle = await slow.publish()
+    draining = asyncio.create_task(taskqueue.drain())
+    await begun.wait()
+    await taskqueue.crash()
+    assert (await draining).count(end="lost") == 1
+    go.set()
+    assert (await taskqueue.drain()).count(end="done") == 1
+    assert await handle.result() == 1
+    await ended.wait()
+    assert revoked == [True]
 
 
 async def test_crash_inside_a_handler(shop: Shop, taskqueue: TestQueue) -> None:

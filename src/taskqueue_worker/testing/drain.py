@@ -48,7 +48,7 @@ class Drain:
     def __init__(
         self,
         clock: ManualClock,
-        published: Sequence[Task],
+        deadlines: Sequence[float],
         *,
         until: float | None = None,
         until_idle: bool = True,
@@ -57,7 +57,7 @@ class Drain:
     ) -> None:
         """Create a drain, which advances the clock up to ``until``; ``None``: not at all.
 
-        ``published`` are all tasks that were published; it may grow. The rest is as in `TestQueue.drain`.
+        ``deadlines`` are those of the published tasks; there may be more later. The rest is as in `TestQueue.drain`.
         """
         self.until_idle = until_idle
         self.ended = asyncio.Event()
@@ -67,7 +67,7 @@ class Drain:
         self.waits: list[Wait] = []
         """the waits of handlers for the ends of other tasks"""
         self._clock = clock
-        self._published = published
+        self._deadlines = deadlines
         self._until = until
         self._deliver_twice = deliver_twice
         self._limit = limit
@@ -155,7 +155,7 @@ class Drain:
         now = self._clock.now()
         if self._until is None or now >= self._until:
             return False
-        times = [self._until, due_at, *(task.deadline for task in self._published)]
+        times = [self._until, due_at, *self._deadlines]
         await self._clock.advance_to(min(time for time in times if time is not None and time > now))
         self.notify()
         self._started = 0  # the limit is that of one moment

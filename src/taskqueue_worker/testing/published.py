@@ -58,6 +58,8 @@ class RecordingPublisher:
         self.room_signal = cast("RoomSignals", inner).room_signal
         self.accepted: list[Task] = []
         """the accepted tasks, in order; one that was published again is in it once"""
+        self.deadlines: list[float] = []
+        """the deadlines of those that have one"""
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         """Publish tasks, and record those that were accepted."""
@@ -69,6 +71,7 @@ class RecordingPublisher:
             if confirmation.status is Published.ACCEPTED
         ]
         self.accepted += accepted
+        self.deadlines += [task.deadline for task in accepted if task.deadline is not None]
         if accepted:
             await self._after()
         return confirmations

@@ -263,7 +263,7 @@ class TestQueue:
         while self._running is not None:
             await self._running[1].ended.wait()
         await self._apply()
-        drain = Drain(self._clock, publisher.accepted, **options)
+        drain = Drain(self._clock, publisher.deadlines, **options)
         worker = DrainWorker(self._tasks, queue.backend, drain)
         self._running = worker, drain
         self._calls.loop = asyncio.get_running_loop()
