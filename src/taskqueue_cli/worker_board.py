@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_worker.base import WorkerReport
+from taskqueue_worker.report import WorkerReport
 
 BEAT_SECONDS = 1.0
 """interval in seconds in which the event loop of each process makes a report"""

@@ -18,7 +18,7 @@ from taskqueue_core.concurrency import first_completed
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.loading import needs_extra
 from taskqueue_worker import BaseWorker
-from taskqueue_worker.base import WorkerReport
+from taskqueue_worker.report import WorkerReport
 
 MAX_FAILED_STARTS = 5
 """number of failed starts in a row after which the supervisor gives up"""

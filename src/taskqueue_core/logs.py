@@ -94,12 +94,7 @@ def set_up_logs(
         root.setLevel(level)
         if level >= logging.INFO:  # it logs every request
             logging.getLogger("httpx2").setLevel(max(level, logging.WARNING))
-        if not structlog.is_configured():
-            structlog.configure(
-                processors=_TO_RECORDS,
-                logger_factory=structlog.stdlib.LoggerFactory(),
-                wrapper_class=structlog.stdlib.BoundLogger,
-            )
+        set_up_structlog()
         return
     # Below WARNING, uvicorn logs URLs as the client sent them, including tokens in the query.
     for name, lowest in (("taskqueue", level), ("uvicorn", logging.WARNING)):
@@ -109,8 +104,18 @@ def set_up_logs(
         logger.propagate = False
 
 
+def set_up_structlog() -> None:
+    """Let events of structlog become log records, unless the application has configured structlog."""
+    if not structlog.is_configured():
+        structlog.configure(
+            processors=_TO_RECORDS,
+            logger_factory=structlog.stdlib.LoggerFactory(),
+            wrapper_class=structlog.stdlib.BoundLogger,
+        )
+
+
 def structlog_is_set_up() -> bool:
-    """Return whether structlog has the configuration of `set_up_logs`, by which its events become log records."""
+    """Return whether structlog has the configuration of `set_up_structlog`."""
     return structlog.get_config()["processors"] is _TO_RECORDS
 
 
@@ -128,6 +133,7 @@ def formatter(*, for_people: bool = False, as_json: bool = False) -> logging.For
     terminal: without the names of this project's loggers, and with the lines of a traceback below, indented.
     """
     return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[_keep_exc_text],
         processors=[
             _Complete("%H:%M:%S" if for_people else "iso", utc=not for_people),
             structlog.processors.format_exc_info,
@@ -135,6 +141,15 @@ def formatter(*, for_people: bool = False, as_json: bool = False) -> logging.For
             _in_few_words if for_people else _json if as_json else _pairs,
         ],
     )
+
+
+def _keep_exc_text(
+    _logger: object, _name: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """Add a traceback that was formatted elsewhere, such as in a child process."""
+    if event["_record"].exc_text and "exc_info" not in event:
+        event["exception"] = event["_record"].exc_text
+    return event
 
 
 class _Complete:
@@ -154,8 +169,6 @@ class _Complete:
                 continue
             # A structlog event has its fields already, and its own names for them win.
             event.setdefault(f"{field}_" if field in _HEAD else field, value)
-        if record.exc_text and not event.get("exc_info"):
-            event["exception"] = record.exc_text
         event.update(level=record.levelname.lower(), logger=record.name)
         return self._stamp(logger, name, event)
 

@@ -24,10 +24,11 @@ from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.queue import Queue
-from taskqueue_core.retry import Failed, HandBack, Outcome, RetryLater, Snoozed
+from taskqueue_worker.child_processes import ChildProcesses, begin_of
 from taskqueue_worker.declarations import apply, compare
 from taskqueue_worker.handlers import Handler, Handlers
 from taskqueue_worker.quarantine import Quarantine
+from taskqueue_worker.report import WorkerReport, outcome_name
 from taskqueue_worker.run import TaskSource, WorkerRun
 from taskqueue_worker.task_log import TaskLog
 from taskqueue_worker.worker_scope import WorkerScope
@@ -46,29 +47,6 @@ class WorkerLink(msgspec.Struct, frozen=True):
     """returns the connection through which handlers publish, always the same; thread-safe"""
 
 
-class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a worker, and what it has done in this run."""
-
-    keys: tuple[str, ...]
-    """the queues that it works for"""
-    concurrency: int
-    """maximum number of tasks that run at once"""
-    grace: float
-    """seconds that running handlers have when the worker stops"""
-    ready: bool = False
-    """whether it is connected, and is not stopping"""
-    running: int = 0
-    """number of running tasks"""
-    outcomes: dict[str, dict[str, int]] = {}
-    """number of ended attempts by queue and by outcome: success, failure, retry, snooze, rejected or released"""
-
-
-_OUTCOME_NAMES: dict[type[Outcome], str] = {
-    Failed: "failure",
-    RetryLater: "retry",
-    Snoozed: "snooze",
-    HandBack: "released",
-}
 _log = logging.getLogger("taskqueue.worker")
 
 
@@ -103,6 +81,7 @@ class BaseWorker(ABC):
         self._worker_id: str | None = None
         self._concurrency = self._prefetch = 0
         self._grace = grace
+        self._tasks_per_child: int | None = None
         self._only: frozenset[str] | None = None
         self._apply = False
         self._quarantine = quarantine
@@ -119,16 +98,18 @@ class BaseWorker(ABC):
         concurrency: int | None = None,
         only: Collection[str] | None = None,
         apply: bool | None = None,
+        tasks_per_child: int | None = None,
     ) -> None:
         """Change the options that are not ``None``. Raises `ConfigurationError` during a run, or if one is invalid.
 
         ``only`` are the names of the tasks to work for, instead of all. With ``apply``, the worker writes the policies
         of its tasks into the settings of their queues when it starts, as `taskqueue_core.Tasks.apply` does: this is for
-        development, because old and new workers overlap in a rollout.
+        development, because old and new workers overlap in a rollout. ``tasks_per_child`` is the number of tasks after
+        which a child process, of tasks with ``run="process"``, is replaced.
 
         >>> worker.configure(concurrency=4, only=["shop.resize"])
         """
-        self._configure(worker_id, concurrency, only=only)
+        self._configure(worker_id, concurrency, only=only, tasks_per_child=tasks_per_child)
         self._apply = self._apply if apply is None else apply
 
     def _configure(
@@ -137,9 +118,14 @@ class BaseWorker(ABC):
         concurrency: int | None,
         prefetch: int | None = None,
         only: Collection[str] | None = None,
+        tasks_per_child: int | None = None,
     ) -> None:
         if self._current_run is not None:
             raise ConfigurationError("this worker is already running")
+        if tasks_per_child is not None:
+            if tasks_per_child < 1:
+                raise ConfigurationError("tasks_per_child must be at least 1")
+            self._tasks_per_child = tasks_per_child
         if only is not None:
             self._only = frozenset(only)
             self._check_only()
@@ -310,8 +296,10 @@ class BaseWorker(ABC):
         worker_id, declared = self._worker_id or _make_worker_id(), self.declared()
         task_log = self._create_task_log(worker_id)
         handling = self._stopped_by_signals() if signals else nullcontext()
-        async with handling, self._open_source(worker_id) as link:
+        children = self._open_children(worker_id)
+        async with handling, children as opened, self._open_source(worker_id) as link:
             scope = WorkerScope(link.queue)
+            scope.children = opened
             capacity = self._concurrency + self._prefetch
             run = self._current_run = WorkerRun(
                 self._handlers,
@@ -340,6 +328,14 @@ class BaseWorker(ABC):
                     comparing.cancel()
                     await asyncio.gather(comparing, return_exceptions=True)
 
+    def _open_children(self, worker_id: str) -> AbstractAsyncContextManager[ChildProcesses | None]:
+        handlers = [each for each in self._handlers.all if each.options.run == "process"]
+        if not handlers:
+            return nullcontext()
+        hide_texts = load_settings(Settings).log_errors == "frames"
+        begin = begin_of(handlers, self._tasks, worker_id, hide_texts=hide_texts)
+        return ChildProcesses.opened(begin, self._tasks_per_child)
+
     def _create_task_log(self, worker_id: str) -> TaskLog:
         return TaskLog(worker_id, hide_texts=load_settings(Settings).log_errors == "frames")
 
@@ -365,9 +361,7 @@ class BaseWorker(ABC):
             ready=self.ready,
             running=run.runner.running if run.connected else 0,
             outcomes={
-                key: {
-                    _OUTCOME_NAMES.get(kind, kind.__name__.lower()): n for kind, n in counts.items()
-                }
+                key: {outcome_name(kind): number for kind, number in counts.items()}
                 for key, counts in run.outcomes.items()
             },
         )

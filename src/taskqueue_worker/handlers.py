@@ -27,10 +27,14 @@ class Handlers:
         return tuple(self._by_name)
 
     @property
+    def all(self) -> tuple[Handler, ...]:
+        """All handlers."""
+        return tuple(handler for names in self._by_name.values() for handler in names.values())
+
+    @property
     def batches(self) -> tuple[Handler, ...]:
         """The handlers that handle several tasks in one call."""
-        every = (handler for names in self._by_name.values() for handler in names.values())
-        return tuple(handler for handler in every if handler.options.batch)
+        return tuple(handler for handler in self.all if handler.options.batch)
 
     def of(self, task: Task | WireTask) -> Handler | None:
         """Return the handler of a task; ``None`` if there is none.

@@ -73,6 +73,7 @@ class LocalWorker(BaseWorker):
             grace=worker._grace,  # noqa: SLF001 - an attribute of the common base class
             quarantine=worker._quarantine,  # noqa: SLF001 - an attribute of the common base class
         )
+        local._tasks_per_child = worker._tasks_per_child  # noqa: SLF001 - an attribute of the common base class
         local._only = worker._only  # noqa: SLF001 - an attribute of the common base class
         return local
 
@@ -83,11 +84,14 @@ class LocalWorker(BaseWorker):
         concurrency: int | None = None,
         only: Collection[str] | None = None,
         apply: bool | None = None,
+        tasks_per_child: int | None = None,
         backend: str | Backend | None = None,
     ) -> None:
         """Change the options that are not ``None``. Raises `ConfigurationError` during a run, or if one is invalid."""
         prefetch = None if concurrency is None else self._prefetch_for(concurrency)
-        super().configure(worker_id=worker_id, only=only, apply=apply)
+        super().configure(
+            worker_id=worker_id, only=only, apply=apply, tasks_per_child=tasks_per_child
+        )
         self._configure(None, concurrency, prefetch)
         if backend is not None:
             self._backend = backend

@@ -14,6 +14,7 @@ from taskqueue_core.application.handler_scope import HANDLER_SCOPE
 from taskqueue_core.retry import Failed, HandBack, Outcome
 from taskqueue_core.telemetry import processing
 from taskqueue_worker.batch_buffer import AnyDelivery, BatchBuffer
+from taskqueue_worker.child_processes import ChildProcesses
 from taskqueue_worker.handlers import Handler, Handlers
 from taskqueue_worker.invocation import invoke, is_plain
 from taskqueue_worker.outcomes import (
@@ -229,23 +230,31 @@ class HandlerRunner:
     def _call(self, call: HandlerCall, arguments: dict[str, Any]) -> None:
         self._idle.clear()
         handler = call.handler
-        stored = [t for job in call.jobs if (t := job.delivery.timeout) is not None]
-        timeout = min(stored, default=self._handlers.timeouts.get(handler.queue))
-        if timeout is not None:
-            call.timer = self._loop.call_later(timeout, self._time_out, call, timeout)
-        if handler.is_async or not is_plain(handler):
+        in_process = handler.options.run == "process" and self._scope.children is not None
+        if not in_process:
+            self._start_timer(call)
+        if handler.is_async or in_process or not is_plain(handler):
             run = self._run_async(call, arguments)
             call.task = self._loop.create_task(run, context=self._context.copy())
         else:
             context = self._context.copy()
             self._threads.submit(lambda: context.run(self._run_sync, call, arguments))
 
+    def _start_timer(self, call: HandlerCall) -> None:
+        stored = [t for job in call.jobs if (t := job.delivery.timeout) is not None]
+        timeout = min(stored, default=self._handlers.timeouts.get(call.handler.queue))
+        if timeout is not None:
+            call.timer = self._loop.call_later(timeout, self._time_out, call, timeout)
+
     async def _run_async(self, call: HandlerCall, arguments: dict[str, Any]) -> None:
         HANDLER_SCOPE.set(call.scope)
         self._task_log.enter(call.jobs[0].delivery, len(call.jobs))
+        children = self._scope.children if call.handler.options.run == "process" else None
         try:
             with processing([job.delivery.task for job in call.jobs]):
-                if is_plain(call.handler):
+                if children is not None:
+                    value = await self._run_in_process(call, children)
+                elif is_plain(call.handler):
                     value = await call.handler.function(**arguments)
                 else:
                     value = await invoke(call, arguments, self._threads)
@@ -258,7 +267,18 @@ class HandlerRunner:
         except BaseException as error:  # noqa: BLE001 - a handler may raise any exception
             self._finish_call(call, outcomes_of_error(call, error, self._task_log))
         else:
-            self._finish_call(call, outcomes_of_return(call, value, self._settler.result_limit))
+            limit = self._settler.result_limit
+            end = [value] if children is not None else outcomes_of_return(call, value, limit)
+            self._finish_call(call, end)
+
+    async def _run_in_process(self, call: HandlerCall, children: ChildProcesses) -> Outcome:
+        (job,) = call.jobs
+        return await children.run(
+            job.delivery,
+            self._settler.result_limit,
+            on_start=lambda: self._start_timer(call),
+            on_progress=lambda value: self._settler.progress(job.delivery.receipt, value),
+        )
 
     def _run_sync(self, call: HandlerCall, arguments: dict[str, Any]) -> None:
         end: HandlerEnd

@@ -82,10 +82,17 @@ class Worker(BaseWorker):
         concurrency: int | None = None,
         only: Collection[str] | None = None,
         apply: bool | None = None,
+        tasks_per_child: int | None = None,
         url: str | None = None,
     ) -> None:
         """Change the options that are not ``None``. Raises `ConfigurationError` during a run, or if one is invalid."""
-        super().configure(worker_id=worker_id, concurrency=concurrency, only=only, apply=apply)
+        super().configure(
+            worker_id=worker_id,
+            concurrency=concurrency,
+            only=only,
+            apply=apply,
+            tasks_per_child=tasks_per_child,
+        )
         if url is not None:
             self._address = ServerAddress.of(url)
 

@@ -13,6 +13,7 @@ from taskqueue_core.application.handler_scope import HANDLER_SCOPE
 from taskqueue_core.application.registry import Tasks
 from taskqueue_core.queue import Queue
 from taskqueue_core.sync import LoopCalls, SyncQueue
+from taskqueue_worker.child_processes import ChildProcesses
 
 
 class WorkerScope:
@@ -24,6 +25,8 @@ class WorkerScope:
         self._calls = LoopCalls(asyncio.get_running_loop())
         self._states: dict[Connections, Any] = {}
         self._closed = False
+        self.children: ChildProcesses | None = None
+        """the child processes of tasks with ``run="process"``; without them, those run as other tasks do"""
 
     def queue(self) -> Queue | None:
         """Return the worker's connection; ``None`` in another event loop, or after the worker has ended."""

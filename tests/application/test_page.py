@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from taskqueue_core.application.call import CallOptions
@@ -13,13 +14,19 @@ PAGE = (ROOT / "docs" / "tasks.md").read_text()
 
 
 def test_examples(tmp_path: Path) -> None:
-    """U1, U2, U6: the module of tasks can be imported, and both programs publish."""
-    module, *programs = blocks(PAGE, "python")
+    """U1, U2, U6: the modules of tasks can be imported, and both programs publish."""
     folder = tmp_path / "shop"
     folder.mkdir()
-    (folder / "tasks.py").write_text(module)
+    programs = []
+    for text in blocks(PAGE, "python"):
+        if path := re.match(r"# (shop/\w+\.py)\n", text):
+            (tmp_path / path[1]).write_text(text)
+        else:
+            programs.append(text)
+    assert programs
     for text in programs:
         assert python(text, tmp_path)
+    assert python("from shop.reports import report; print(report(4))", tmp_path) == "6\n"
 
 
 def test_options_are_listed() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, closing
 from http import HTTPStatus
 from pathlib import Path
@@ -22,7 +23,7 @@ from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.protocol.frames import AckFrame, Bye, Progress
 from taskqueue_redis.embedded.watchdog import Watchdog
 from taskqueue_worker import LocalWorker
-from taskqueue_worker.base import WorkerReport
+from taskqueue_worker.report import WorkerReport
 from tests.worker.fake import PATIENCE, FakeServer, Peer, work
 
 MODULE = """
@@ -57,7 +58,9 @@ def wait(context: Context, path: str) -> str:
 
 
 @asynccontextmanager
-async def command(folder: Path, *words: str) -> AsyncIterator[Process]:
+async def command(
+    folder: Path, *words: str, environment: Mapping[str, str] | None = None
+) -> AsyncIterator[Process]:
     """Run ``taskqueue worker`` for the module in a folder; it ends with the block at the latest."""
     module = folder / "shop.py"
     if not module.exists():
@@ -66,6 +69,7 @@ async def command(folder: Path, *words: str) -> AsyncIterator[Process]:
         child = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "taskqueue_cli", "worker", "shop:tasks", "--json", *words),
             cwd=folder,
+            env={**os.environ, **(environment or {})},
             stdout=PIPE,
         )
         watchdog.watch(child.pid)

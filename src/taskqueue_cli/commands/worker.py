@@ -31,7 +31,7 @@ from taskqueue_core.concurrency import first_completed
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_worker import BaseWorker, LocalWorker, Worker, load_worker
-from taskqueue_worker.base import WorkerReport
+from taskqueue_worker.report import WorkerReport
 
 T = TypeVar("T")
 
@@ -85,6 +85,13 @@ def run(
             max=64,
         ),
     ] = 1,
+    tasks_per_child: Annotated[
+        int | None,
+        option(
+            "Number of tasks after which a child process, of tasks with run='process', is replaced.",
+            min=1,
+        ),
+    ] = None,
     reload: Annotated[
         bool,
         typer.Option(
@@ -143,7 +150,11 @@ def run(
             set_up = partial(_set_up_logs, log_level, log_format)
             worker = _loaded(target, url, backend, local=local, set_up_logs=set_up)
             worker.configure(
-                worker_id=worker_id, concurrency=concurrency, only=only, apply=apply or None
+                worker_id=worker_id,
+                concurrency=concurrency,
+                only=only,
+                apply=apply or None,
+                tasks_per_child=tasks_per_child,
             )
             if not worker.keys:
                 raise ConfigurationError(
@@ -156,6 +167,7 @@ def run(
         _set_up_logs(log_level, log_format)
         words = _words(target, url=url, concurrency=concurrency, only=only, local=local)
         words += _words(apply=apply, backend=backend, log_level=log_level, log_format=log_format)
+        words += _words(tasks_per_child=tasks_per_child)
         supervisor = WorkerProcesses(
             words,
             processes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import MappingProxyType
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from taskqueue_core.application.applying import Applied, apply_declarations
 from taskqueue_core.application.call import Call, Middleware
@@ -110,6 +110,7 @@ class Tasks(Connections):
         on_error: ErrorRules | None = None,
         result_ttl: float | None = None,
         batch: int | None = None,
+        run: Literal["auto", "thread", "process"] = "auto",
     ) -> TaskDecorator: ...
 
     def task(
@@ -124,6 +125,7 @@ class Tasks(Connections):
         on_error: ErrorRules | None = None,
         result_ttl: float | None = None,
         batch: int | None = None,
+        run: Literal["auto", "thread", "process"] = "auto",
     ) -> Any:
         """Declare a function as a task: ``@tasks.task``, or ``@tasks.task("name", timeout=30)``.
 
@@ -133,6 +135,10 @@ class Tasks(Connections):
 
         ``on_error`` says by class what exceptions mean: `Retry`, `Reject` or `Snooze`, or a function of the exception
         and the context that returns one of these, or ``None`` for the retry policy. The most specific class decides.
+
+        ``run`` is where a worker calls the function. ``auto``: an async function in the event loop, any other in a
+        thread; ``thread``: refuse an async function; ``process``: in a child process, one task at a time, which a
+        timeout, a cancel or a lost lease kills.
 
         The other options are settings of the queue, which `apply` writes: ``retry`` is a policy or a number of
         attempts, by default 10 attempts after 2, 4, 8 ... seconds, up to 10 minutes; after ``timeout`` seconds an
@@ -146,7 +152,7 @@ class Tasks(Connections):
         ...     return {"width": width}
         """
         policies = declared_policies(retry, timeout, limits, result_ttl)
-        options = TaskOptions.of(policies, batch, on_error)
+        options = TaskOptions.of(policies, batch, on_error, run)
         if callable(function):
             return self._add(function, None, queue, options)
         if function is not None and not isinstance(function, str):

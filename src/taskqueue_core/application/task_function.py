@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, ParamSpec, Self, cast
+from typing import Any, Generic, Literal, ParamSpec, Self, cast
 
 import msgspec
 from pydantic import PydanticUserError, TypeAdapter
@@ -43,16 +43,30 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     """maximum number of tasks in one call of the function; 0: one call for each task"""
     on_error: ErrorRules = NO_RULES
     """what exceptions of the function mean"""
+    run: Literal["auto", "thread", "process"] = "auto"
+    """where the function is called: in a thread or the event loop, always in a thread, or in a child process"""
 
     @classmethod
     def of(
-        cls, policies: Mapping[str, Any], batch: int | None, on_error: ErrorRules | None = None
+        cls,
+        policies: Mapping[str, Any],
+        batch: int | None,
+        on_error: ErrorRules | None = None,
+        run: Literal["auto", "thread", "process"] = "auto",
     ) -> Self:
         """Check options, and return them. Raises `ConfigurationError`."""
         if batch is not None and not 1 <= batch <= LIMITS.batch:
             raise ConfigurationError(f"batch must be a whole number from 1 to {LIMITS.batch}")
+        if run not in {"auto", "thread", "process"}:
+            raise ConfigurationError(
+                f"run: got {str(run)[:50]!r}; expected 'auto', 'thread' or 'process'"
+            )
+        if run == "process" and batch is not None:
+            raise ConfigurationError(
+                "a child process runs one task at a time: remove batch, or run='process'"
+            )
         rules = NO_RULES if on_error is None else checked_rules(on_error)
-        return cls(policies=policies, batch=batch or 0, on_error=rules)
+        return cls(policies=policies, batch=batch or 0, on_error=rules, run=run)
 
 
 class TaskFunction(Generic[P, R_co, C_co]):
@@ -84,6 +98,10 @@ class TaskFunction(Generic[P, R_co, C_co]):
         self.options = options
         self.is_async = _is_async(name, function)
         """whether a call returns a coroutine"""
+        if self.is_async and options.run == "thread":
+            raise ConfigurationError(
+                f"the task {name!r} is an async function, which cannot run in a thread: use run='auto' or 'process'"
+            )
         self.arguments = BatchArguments(function) if options.batch else Arguments(function)
         self.registry = registry
         """the registry that declares it"""

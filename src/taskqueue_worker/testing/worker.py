@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from contextvars import ContextVar
 
 from taskqueue_core.application.registry import Tasks
@@ -19,6 +19,7 @@ from taskqueue_core.task_ends import TaskEnds, has_ended
 from taskqueue_core.tasks import Delivery, TaskStatus
 from taskqueue_worker.base import WorkerLink
 from taskqueue_worker.batch_buffer import AnyDelivery
+from taskqueue_worker.child_processes import ChildProcesses
 from taskqueue_worker.handlers import Handlers
 from taskqueue_worker.local_source import LocalTaskSource
 from taskqueue_worker.local_worker import LocalWorker
@@ -60,6 +61,10 @@ class DrainWorker(LocalWorker):
             queue = link.queue()
             queue.ends = _Waits(control_of(queue.backend), self._drain)
             yield link
+
+    def _open_children(self, worker_id: str) -> AbstractAsyncContextManager[ChildProcesses | None]:  # noqa: ARG002
+        """Run tasks with ``run="process"`` in this process, where a test can replace what they use."""
+        return nullcontext()
 
     def _create_task_log(self, worker_id: str) -> TaskLog:
         return _DrainLog(worker_id, self._drain)

@@ -1,0 +1,105 @@
+"""Messages between a worker and its child processes: MessagePack structs over a private socket, each after its length.
+
+Payloads and results are JSON text in them. Functions are named only by the worker, from its registry.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, get_args
+
+import msgspec
+
+from taskqueue_core.retry import Outcome
+
+LENGTH = struct.Struct(">I")
+"""the length of a message, before it"""
+
+
+class Begin(msgspec.Struct, frozen=True, tag="begin"):
+    """The first message to a child: what to import."""
+
+    path: list[str]
+    """``sys.path`` of the worker"""
+    modules: list[str]
+    """modules whose import declares the tasks"""
+    registries: list[tuple[str, str]]
+    """module and attribute of each registry"""
+    names: list[str]
+    """names of the tasks"""
+    worker_id: str
+    hide_texts: bool
+    """whether the log omits the texts of errors"""
+    level: int
+    """lowest level of the log records that the worker handles"""
+    structlog: bool
+    """whether structlog has the configuration of the worker"""
+
+
+class Run(msgspec.Struct, frozen=True, tag="run"):
+    """An order to run one task."""
+
+    delivery: bytes
+    """JSON text of a `taskqueue_core.protocol.frames.WireDelivery`"""
+    result_limit: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """A report that the child can run tasks."""
+
+
+class NotStarted(msgspec.Struct, frozen=True, tag="not_started"):
+    """A report that the child cannot run tasks."""
+
+    reason: str
+    configuration: bool
+    """whether the program is wrong, so that another start would not help"""
+
+
+class ProgressMade(msgspec.Struct, frozen=True, tag="progress"):
+    """Progress of the running task."""
+
+    value: float | str
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """The outcome of the running task."""
+
+    kind: str
+    fields: dict[str, Any]
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> Ended:
+        """Return the message for an outcome."""
+        return cls(type(outcome).__name__, msgspec.structs.asdict(outcome))
+
+    def outcome(self) -> Outcome:
+        """Return the outcome."""
+        outcome: Outcome = msgspec.convert(self.fields, _OUTCOMES[self.kind])
+        return outcome
+
+
+class Record(msgspec.Struct, frozen=True, tag="record"):
+    """A log record of the child."""
+
+    name: str
+    level: int
+    message: str
+    fields: dict[str, Any]
+    """further attributes of the record"""
+    exception: str | None
+    """the formatted traceback"""
+
+
+Order = Begin | Run
+Report = Ready | NotStarted | ProgressMade | Ended | Record
+ORDERS: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
+REPORTS: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+_OUTCOMES: dict[str, type[Outcome]] = {kind.__name__: kind for kind in get_args(Outcome)}
+_encode = msgspec.msgpack.Encoder(enc_hook=repr).encode
+
+
+def packed(message: Order | Report) -> bytes:
+    """Return a message with its length. Values of log records that MessagePack cannot express become text."""
+    body = _encode(message)
+    return LENGTH.pack(len(body)) + body

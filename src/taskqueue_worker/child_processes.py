@@ -1,0 +1,309 @@
+"""The child processes in which a worker runs tasks that are declared with ``run="process"``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from types import ModuleType
+
+import msgspec
+
+from taskqueue_core.application.registry import Tasks
+from taskqueue_core.errors import ConfigurationError, TaskQueueError
+from taskqueue_core.protocol.frames import WireDelivery, to_wire
+from taskqueue_core.retry import Outcome
+from taskqueue_worker.batch_buffer import AnyDelivery
+from taskqueue_worker.child_messages import (
+    LENGTH,
+    REPORTS,
+    Begin,
+    Ended,
+    NotStarted,
+    Order,
+    ProgressMade,
+    Ready,
+    Record,
+    Run,
+    packed,
+)
+from taskqueue_worker.handlers import Handler
+
+CLOSE_SECONDS = 5.0
+"""seconds that idle child processes have to close their lifespans, before they are killed"""
+
+
+class ChildProcessEnded(TaskQueueError):
+    """The child process that ran a task has ended before the task had an outcome."""
+
+    code = "child_process_ended"
+
+
+class ChildProcesses:
+    """Child processes that run one task each at a time. They belong to one event loop.
+
+    A process is started when none is idle, so there are as many as tasks ran at once.
+    """
+
+    def __init__(self, begin: Begin, tasks_per_child: int | None) -> None:
+        """Create an object without processes. A process is replaced after ``tasks_per_child`` tasks."""
+        self._begin = begin
+        self._tasks_per_child = tasks_per_child
+        self._idle: list[_Child] = []
+        self._all: set[_Child] = set()
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(
+        cls, begin: Begin, tasks_per_child: int | None
+    ) -> AsyncIterator[ChildProcesses]:
+        """Start the first process, yield the processes, and end them all.
+
+        Raises `ConfigurationError` if a process cannot import the tasks, and `ChildProcessEnded` if its lifespan fails.
+        """
+        processes = cls(begin, tasks_per_child)
+        try:
+            processes._idle.append(await processes._start())
+            yield processes
+        finally:
+            await processes._close()
+
+    async def run(
+        self,
+        delivery: AnyDelivery,
+        result_limit: int,
+        *,
+        on_start: Callable[[], None],
+        on_progress: Callable[[float | str], None],
+    ) -> Outcome:
+        """Run one task, and return its outcome. A cancellation kills the process.
+
+        ``on_start`` is called when a process gets the task. Raises `ChildProcessEnded` if the process ends before.
+        """
+        wire = delivery if isinstance(delivery, WireDelivery) else to_wire(delivery)
+        # The worker ends an attempt after its timeout, so the child does not.
+        text = msgspec.json.encode(msgspec.structs.replace(wire, timeout=None))
+        child = self._idle.pop() if self._idle else await self._start()
+        on_start()
+        try:
+            outcome = await child.run(Run(text, result_limit), on_progress)
+        except BaseException:
+            child.kill()
+            raise
+        if self._tasks_per_child is not None and child.tasks >= self._tasks_per_child:
+            child.close()
+        else:
+            self._idle.append(child)
+        return outcome
+
+    async def _start(self) -> _Child:
+        own_end, child_end = socket.socketpair()
+        with child_end:
+            reader, writer = await asyncio.open_connection(sock=own_end)
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-P", "-m", "taskqueue_worker.child"),
+                    str(child_end.fileno()),
+                    pass_fds=[child_end.fileno()],
+                    stdin=asyncio.subprocess.DEVNULL,
+                    process_group=0,  # Ctrl-C reaches only the worker, which ends its tasks
+                )
+            except BaseException:
+                writer.close()
+                raise
+        child = _Child(process, reader, writer, self._forget)
+        self._all.add(child)
+        try:
+            await child.start(self._begin)
+        except BaseException:
+            child.kill()
+            raise
+        return child
+
+    def _forget(self, child: _Child) -> None:
+        self._all.discard(child)
+        if child in self._idle:
+            self._idle.remove(child)
+
+    async def _close(self) -> None:
+        ending = [child.reading for child in self._all]
+        for child in self._all:
+            child.close()
+        if ending:
+            await asyncio.wait(ending, timeout=CLOSE_SECONDS)
+        for child in self._all:
+            child.kill()
+        await asyncio.gather(*ending)
+
+
+class _Child:
+    """One child process."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        on_end: Callable[[_Child], None],
+    ) -> None:
+        self.tasks = 0
+        """number of tasks that it has got"""
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self._on_end = on_end
+        self._on_progress: Callable[[float | str], None] | None = None
+        self._answer: asyncio.Future[Ready | NotStarted | Ended] | None = None
+        self.reading = asyncio.create_task(self._read())
+
+    async def start(self, begin: Begin) -> None:
+        """Wait until the process can run tasks."""
+        answer = await self._ask(begin)
+        if isinstance(answer, NotStarted):
+            kind = ConfigurationError if answer.configuration else ChildProcessEnded
+            raise kind(f"tasks with run='process' cannot start: {answer.reason}")
+
+    async def run(self, order: Run, on_progress: Callable[[float | str], None]) -> Outcome:
+        """Run a task, and return its outcome."""
+        self.tasks += 1
+        self._on_progress = on_progress
+        answer = await self._ask(order)
+        self._on_progress = None
+        assert isinstance(answer, Ended)  # noqa: S101 - a child reports that it is ready only once
+        return answer.outcome()
+
+    async def _ask(self, order: Order) -> Ready | NotStarted | Ended:
+        if self.reading.done():
+            raise self._end()
+        self._answer = asyncio.get_running_loop().create_future()
+        self._writer.write(packed(order))
+        return await self._answer
+
+    def close(self) -> None:
+        """Let the process close its lifespans and end."""
+        self._writer.close()
+
+    def kill(self) -> None:
+        """End the process at once."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def _read(self) -> None:
+        try:
+            with suppress(asyncio.IncompleteReadError, ConnectionError):
+                while True:
+                    (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+                    self._receive(await self._reader.readexactly(length))
+            await self._process.wait()
+        finally:
+            self.kill()
+            self._writer.close()
+            self._on_end(self)
+            if self._answer is not None and not self._answer.done():
+                self._answer.set_exception(self._end())
+
+    def _receive(self, body: bytes) -> None:
+        match REPORTS.decode(body):
+            case ProgressMade(value):
+                if self._on_progress is not None:
+                    self._on_progress(value)
+            case Record() as record:
+                _log(record)
+            case answer if self._answer is not None and not self._answer.done():
+                self._answer.set_result(answer)
+            case _:
+                pass
+
+    def _end(self) -> ChildProcessEnded:
+        code = self._process.returncode or 0
+        if code < 0:
+            return ChildProcessEnded(f"the child process was killed by {_signal_name(-code)}")
+        return ChildProcessEnded(f"the child process ended with exit code {code}")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _log(record: Record) -> None:
+    logger = logging.getLogger(record.name)
+    if logger.isEnabledFor(record.level):
+        attributes = {
+            **record.fields,
+            "name": record.name,
+            "levelno": record.level,
+            "levelname": logging.getLevelName(record.level),
+            "msg": record.message,
+            "exc_text": record.exception,
+        }
+        logger.handle(logging.makeLogRecord(attributes))
+
+
+def begin_of(
+    handlers: Iterable[Handler], registries: Iterable[Tasks], worker_id: str, *, hide_texts: bool
+) -> Begin:
+    """Return what a child imports for these tasks. Raises `ConfigurationError` if it cannot import them."""
+    if sys.platform == "win32":
+        raise ConfigurationError("run='process' needs Linux or macOS")
+    handlers = tuple(handlers)
+    modules: dict[str, None] = {}
+    paths: dict[tuple[str, str], None] = {}
+    for handler in handlers:
+        modules[_importable(_module_of(handler), handler)] = None
+        registry = next(each for each in registries if handler.name in each.functions)
+        paths[_path_of(registry, handler)] = None
+    structlog = False
+    if "structlog" in sys.modules:
+        from taskqueue_core.logs import structlog_is_set_up  # noqa: PLC0415 - slow to import
+
+        structlog = structlog_is_set_up()
+    return Begin(
+        path=sys.path,
+        modules=list(modules),
+        registries=list(paths),
+        names=[handler.name for handler in handlers],
+        worker_id=worker_id,
+        hide_texts=hide_texts,
+        level=logging.getLogger().getEffectiveLevel(),
+        structlog=structlog,
+    )
+
+
+def _module_of(handler: Handler) -> str:
+    function = handler.function
+    while not hasattr(function, "__module__") and hasattr(function, "func"):
+        function = function.func
+    return str(function.__module__)
+
+
+def _path_of(registry: Tasks, handler: Handler) -> tuple[str, str]:
+    """Return the module and the attribute of a registry; the module of the function comes first."""
+    first = sys.modules.get(_module_of(handler))
+    every: list[ModuleType | None] = [first, *tuple(sys.modules.values())]
+    for module in every:
+        for attribute, value in tuple(getattr(module, "__dict__", {}).items()):
+            if value is registry and module is not None:
+                return _importable(module.__name__, handler), attribute
+    raise ConfigurationError(
+        f"the task {handler.name!r} has run='process', but its registry is not a variable of a module: assign it to "
+        "one, as in tasks = Tasks()"
+    )
+
+
+def _importable(module: str, handler: Handler) -> str:
+    if module != "__main__":
+        return module
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is not None and spec.name != "__main__":
+        return str(spec.name)
+    raise ConfigurationError(
+        f"the task {handler.name!r} has run='process', but it is declared in the program itself, which a child process "
+        "cannot import: move the tasks into a module of their own"
+    )

@@ -1,0 +1,68 @@
+"""Declared tasks that run in child processes, for the tests of these."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from datetime import date
+
+import structlog
+
+from taskqueue_core import Context, Reject, Retry, Tasks
+
+tasks = Tasks()
+_log = logging.getLogger("shop")
+
+
+@tasks.lifespan
+async def lifespan() -> AsyncIterator[str]:
+    """Yield the process id as text."""
+    yield f"state of {os.getpid()}"
+
+
+@tasks.task(run="process")
+def pid(context: Context[str], day: date = date(2026, 1, 1)) -> list[object]:
+    """Return the process id, and whether the state is the one of the process."""
+    assert isinstance(day, date)
+    return [os.getpid(), context.state == f"state of {os.getpid()}"]
+
+
+@tasks.task(run="process")
+async def coroutine() -> int:
+    """Return the process id, from a coroutine."""
+    return os.getpid()
+
+
+@tasks.task(run="process", timeout=30)
+def die(how: str) -> None:
+    """End the process."""
+    if how == "exit":
+        os._exit(9)
+    if how == "sys.exit":
+        sys.exit(7)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def _hang(context: Context) -> None:
+    context.progress(str(os.getpid()))
+    while True:
+        pass
+
+
+hang = tasks.task("hang", run="process")(_hang)
+hang_briefly = tasks.task("hang_briefly", run="process", timeout=0.2)(_hang)
+
+
+@tasks.task(run="process")
+def end(how: str) -> None:
+    """Log, and end with an exception."""
+    _log.info("ending by %s", how, extra={"width": 3, "way": {how}})
+    structlog.get_logger("shop").info("also")
+    if how == "retry":
+        raise Retry(5, "later")
+    if how == "reject":
+        raise Reject("bad")
+    raise ValueError(how)

@@ -1,0 +1,284 @@
+"""Tasks with ``run="process"``: child processes, which a timeout, a cancel or a lost lease ends."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taskqueue_core import Tasks
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_core.protocol.frames import (
+    AckFrame,
+    Credit,
+    DeadLetterFrame,
+    Progress,
+    RedeliverFrame,
+    RetryFrame,
+    Revoke,
+)
+from taskqueue_memory import MemoryBackend
+from taskqueue_worker import LocalWorker, Worker
+from taskqueue_worker.child_processes import ChildProcessEnded
+from tests.worker.crunching import tasks
+from tests.worker.fake import FakeServer, Peer, running, work
+from tests.worker.local import until
+from tests.worker.test_worker_options import command
+
+
+def gone(pid: int) -> bool:
+    """Return whether a process has ended and its parent knows it."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+async def result(peer: Peer, key: str, payload: object) -> Any:
+    """Run a task and return its result."""
+    await peer.deliver(delivery := work(payload, key=key))
+    ack = await peer.next(AckFrame)
+    return json.loads(bytes(ack.results[delivery.receipt]))
+
+
+async def test_tasks_run_in_a_child(server: FakeServer) -> None:
+    """U8: functions and coroutines run in one child process after the other, with a state of its own."""
+    async with running(Worker(tasks, url=server.url, concurrency=1)):
+        peer = await server.welcomed()
+        first, own_state = await result(peer, "pid", {"day": "2026-05-04"})
+        assert own_state
+        assert first != os.getpid()
+        assert await result(peer, "coroutine", {}) == first
+    assert gone(first)
+
+
+async def test_tasks_at_the_same_time(server: FakeServer) -> None:
+    """U8: each process runs one task at a time, and a slot of the worker has one process."""
+    async with running(Worker(tasks, url=server.url, concurrency=2)):
+        peer = await server.welcomed()
+        await peer.deliver(work({}, key="hang"), work({}, key="hang"))
+        pids = {int((await peer.next(Progress)).value) for _ in range(2)}
+        assert len(pids) == 2
+
+
+async def test_a_timeout_ends_the_work(
+    server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """U8: after the timeout the process is killed, the attempt has failed, and the slot is free."""
+    async with running(Worker(tasks, url=server.url, concurrency=1)):
+        peer = await server.welcomed()
+        await peer.deliver(work({}, key="hang_briefly"))
+        pid = int((await peer.next(Progress)).value)
+        assert (await peer.next(RetryFrame)).error == "timeout after 0.2 s"
+        await peer.next(Credit)
+        assert (await result(peer, "pid", {}))[0] != pid
+        await until(lambda: gone(pid))
+    assert "failed (attempt 1)" in caplog.text
+
+
+async def test_a_revoked_task_ends(server: FakeServer) -> None:
+    """U8: a cancel, or a lost lease, kills the process, without an outcome, and the slot is free."""
+    async with running(Worker(tasks, url=server.url, concurrency=1)):
+        peer = await server.welcomed()
+        await peer.deliver(lost := work({}, key="hang"))
+        pid = int((await peer.next(Progress)).value)
+        await peer.send(Revoke(receipts=[lost.receipt]))
+        await peer.next(Credit)
+        assert (await result(peer, "pid", {}))[0] != pid
+        await until(lambda: gone(pid))
+        assert lost.receipt not in peer.settled()
+
+
+async def test_stopping_releases_the_task(server: FakeServer) -> None:
+    """U8: a worker that stops at once kills its processes, and releases their tasks."""
+    worker = Worker(tasks, url=server.url, concurrency=1)
+    async with running(worker):
+        peer = await server.welcomed()
+        await peer.deliver(task := work({}, key="hang"))
+        pid = int((await peer.next(Progress)).value)
+        worker.stop(now=True)
+        assert (await peer.next(RedeliverFrame)).receipts == [task.receipt]
+    assert gone(pid)
+
+
+async def test_a_worker_that_dies_takes_its_processes_along(
+    server: FakeServer, tmp_path: Path
+) -> None:
+    """U8: a process ends when its worker was killed, even in the middle of a task that never returns."""
+    (tmp_path / "shop.py").write_text(
+        "from tests.worker.crunching import tasks\n__all__ = ['tasks']\n"
+    )
+    environment = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    async with command(tmp_path, "--url", server.url, environment=environment) as child:
+        peer = await server.welcomed()
+        await peer.deliver(work({}, key="hang"))
+        pid = int((await peer.next(Progress)).value)
+        child.kill()
+        await until(lambda: gone(pid))
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("exit", "exit code 9"), ("sys.exit", "exit code 7"), ("crash", "killed by SIGSEGV")],
+)
+async def test_a_process_that_dies(server: FakeServer, how: str, said: str) -> None:
+    """U8: a process that ends is a failure of its attempt that says how it ended; the worker continues."""
+    async with running(Worker(tasks, url=server.url, concurrency=1)):
+        peer = await server.welcomed()
+        await peer.deliver(work({"how": how}, key="die"))
+        error = (await peer.next(RetryFrame)).error
+        assert error is not None
+        assert error.startswith("ChildProcessEnded: the child process")
+        assert said in error
+        await peer.next(Credit)
+        assert await result(peer, "coroutine", {}) > 0
+
+
+async def test_processes_are_replaced(server: FakeServer) -> None:
+    """U8: with ``tasks_per_child``, a process is replaced after that many tasks."""
+    worker = Worker(tasks, url=server.url, concurrency=1)
+    worker.configure(tasks_per_child=2)
+    async with running(worker):
+        peer = await server.welcomed()
+        pids = [await result(peer, "coroutine", {}) for _ in range(4)]
+    assert pids[0] == pids[1] != pids[2] == pids[3]
+    with pytest.raises(ConfigurationError, match="tasks_per_child"):
+        worker.configure(tasks_per_child=0)
+
+
+async def test_outcomes_and_records(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
+    """U8, U10: outcomes arrive as from any handler; the records of a child are handled by the worker's logging.
+
+    They carry the fields of the task and of the application, and a failure its traceback.
+    """
+    caplog.set_level(logging.INFO)
+    async with running(Worker(tasks, url=server.url, worker_id="w-1")):
+        peer = await server.welcomed()
+        await peer.deliver(work({"how": "retry"}, key="end"))
+        retry = await peer.next(RetryFrame)
+        assert (retry.delay, retry.error) == (5, "later")
+        await peer.deliver(work({"how": "reject"}, key="end"))
+        assert (await peer.next(DeadLetterFrame)).reason == "bad"
+        await peer.deliver(failing := work({"how": "error"}, key="end"))
+        assert (await peer.next(RetryFrame)).error == "ValueError: error"
+    mine = [record for record in caplog.records if record.name == "shop"]
+    assert [record.getMessage() for record in mine][:3] == [
+        f"ending by {how}" for how in ("retry", "reject", "error")
+    ]
+    fields = vars(mine[2])
+    assert (fields["task_id"], fields["key"]) == (failing.task.id, "end")
+    assert (fields["worker_id"], fields["attempt"], fields["tenant"]) == ("w-1", 1, None)
+    assert (fields["width"], fields["way"]) == (3, ["error"])
+    (failed,) = (record for record in caplog.records if "failed" in record.getMessage())
+    assert vars(failed)["task_id"] == failing.task.id
+    assert "in end\n    raise ValueError(how)" in caplog.text
+    assert "taskqueue_worker" not in (failed.exc_text or "")
+
+
+async def test_a_registry_without_a_path() -> None:
+    """U8: a registry that a child cannot import is an error at the start, before the worker takes anything."""
+    local = Tasks()
+
+    @local.task(run="process")
+    def crunch() -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r"'crunch'.* not a variable of a module"):
+        await LocalWorker(local, backend=MemoryBackend()).serve()
+
+
+@pytest.mark.parametrize(
+    ("module", "error", "said"),
+    [
+        (
+            "import os\nif os.getppid() != PID: raise RuntimeError('no GPU')",
+            1,
+            "RuntimeError: no GPU",
+        ),
+        ("", 0, ""),
+    ],
+)
+def test_a_module_that_fails_in_a_child(tmp_path: Path, module: str, error: int, said: str) -> None:
+    """U8: a module that a child cannot import ends the worker at its start, with the reason."""
+    module = module.replace("PID", str(os.getpid()))
+    (tmp_path / "shop.py").write_text(f"""{module}
+from taskqueue_core import Tasks
+
+tasks = Tasks()
+
+
+@tasks.task(run="process")
+def crunch() -> int:
+    return 1
+""")
+    program = """
+import asyncio
+from shop import crunch, tasks
+from taskqueue_memory import MemoryBackend
+from taskqueue_core import Queue
+from taskqueue_worker import LocalWorker
+
+async def main() -> None:
+    backend = MemoryBackend()
+    worker = LocalWorker(tasks, backend=backend)
+    async with tasks.connect(Queue(backend)):
+        handle = await crunch.publish()
+        serving = asyncio.create_task(worker.serve())
+        waiting = asyncio.create_task(handle.result())
+        await asyncio.wait([serving, waiting], return_when=asyncio.FIRST_COMPLETED)
+        worker.stop()
+        await serving
+        assert await waiting == 1
+
+asyncio.run(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == error, done.stderr
+    assert said in done.stderr
+
+
+def test_a_task_of_the_program_itself(tmp_path: Path) -> None:
+    """U8: a task that is declared in the program that runs the worker is refused, with what to do."""
+    (tmp_path / "app.py").write_text("""
+from taskqueue_core import Tasks
+from taskqueue_worker import LocalWorker
+
+tasks = Tasks()
+
+
+@tasks.task(run="process")
+def crunch() -> int:
+    return 1
+
+
+if __name__ == "__main__":
+    LocalWorker(tasks, backend="memory").run()
+""")
+    done = subprocess.run(
+        [sys.executable, "app.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "move the tasks into a module of their own" in done.stderr
+
+
+def test_options_are_checked() -> None:
+    """U8: a value of ``run`` that does not exist or does not fit the function is an error at the declaration."""
+    new = Tasks()
+    with pytest.raises(ConfigurationError, match="'auto', 'thread' or 'process'"):
+        new.task("a", run="gpu")  # type: ignore[call-overload]
+    with pytest.raises(ConfigurationError, match="one task at a time"):
+        new.task("a", run="process", batch=2)
+
+    async def coroutine() -> None: ...
+
+    with pytest.raises(ConfigurationError, match="cannot run in a thread"):
+        new.task("a", run="thread")(coroutine)
+    assert ChildProcessEnded.code == "child_process_ended"
