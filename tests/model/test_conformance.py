@@ -138,7 +138,7 @@ class LargeWorkload(PlainWorkload):
         self.verbs = [
             self.publish, self.publish, self.publish, self.receive, self.receive, self.ack, self.redeliver, self.lose,
             self.bury, self.retry, self.purge, self.redrive, self.maintain, self.wait, self.leave, self.adopt,
-            self.look, self.doubt,
+            self.look, self.doubt, self.reschedule,
         ]  # fmt: skip
 
     def some(self) -> list[Delivery]:

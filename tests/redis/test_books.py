@@ -53,7 +53,7 @@ class Workload:
         self.verbs: list[Callable[[], Awaitable[object]]] = [
             self.publish, self.publish, self.receive, self.receive, self.ack, self.ack, self.redeliver, self.lose,
             self.bury, self.retry, self.retry_by_id, self.cancel, self.purge, self.redrive, self.maintain, self.wait,
-            self.leave, self.fall_silent, self.adopt, self.progress, self.limit,
+            self.leave, self.fall_silent, self.adopt, self.progress, self.limit, self.reschedule,
         ]  # fmt: skip
 
     def key(self) -> str:
@@ -120,12 +120,20 @@ class Workload:
         """Schedule a retry of one delivery."""
         for delivery in self.some()[:1]:
             at = self.clock.now() + self.chance.uniform(-1, 4)
-            await self.backend.publisher.schedule_retry(delivery.task, at, settles=delivery)
+            free = self.chance.random() < 0.3
+            await self.backend.publisher.schedule_retry(
+                delivery.task, at, settles=delivery, free=free
+            )
 
     async def retry_by_id(self) -> None:
         """Schedule a retry of a random task, whatever its state."""
         task = Task(key=self.key(), id=str(self.chance.randrange(IDS)))
         await self.backend.publisher.schedule_retry(task, self.clock.now() + 1, error="e")
+
+    async def reschedule(self) -> None:
+        """Give a random task another time, whatever its state."""
+        at = self.clock.now() + self.chance.uniform(-1, 4)
+        await self.backend.control.reschedule(self.key(), str(self.chance.randrange(IDS)), at)
 
     async def cancel(self) -> None:
         """Cancel a random task, whatever its state."""

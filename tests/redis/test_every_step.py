@@ -49,8 +49,9 @@ async def live(backend: RedisBackend) -> None:
     assert await subscription.ack(first) == (Settled.OK,)
     await subscription.redeliver(second)
     await backend.publisher.schedule_retry(
-        third.task, backend.now() - 1, error="failed", settles=third
+        third.task, backend.now() - 1, error="failed", traceback="where", settles=third
     )
+    await backend.control.reschedule(KEY, third.task.id, backend.now() - 2)
     await subscription.dead_letter(fourth, "enough")
     (second,) = await take(subscription, 1, limit=1)
     await subscription.redeliver(second, lost=True)

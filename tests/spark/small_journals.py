@@ -19,7 +19,8 @@ EPOCH = datetime(2025, 3, 1, 12, tzinfo=UTC)
 Row = dict[str, Any]
 STATES = {
     "published": "waiting", "available": "waiting", "delivered": "in_flight", "acked": "done", "redelivered": "waiting",
-    "lost": "waiting", "retried": "scheduled", "dead_lettered": "dead", "redriven": "waiting", "discarded": "discarded",
+    "lost": "waiting", "retried": "scheduled", "rescheduled": "scheduled", "dead_lettered": "dead",
+    "redriven": "waiting", "discarded": "discarded",
     "expired": "expired", "cancelled": "cancelled", "configured": "", "damaged": "",
 }  # fmt: skip
 

@@ -46,7 +46,8 @@ def _done(journal: SmallJournal, task: str, second: float = 0.0, **fields: Any) 
 def all_is_well(journal: SmallJournal) -> None:
     """A task is redelivered, lost, retried, dead-lettered, redriven, and published again after the dedupe window."""
     _set(journal, 0, 1)
-    journal.tell(0, "published", "a", due=5)
+    journal.tell(0, "published", "a", due=50)
+    journal.tell(1, "rescheduled", "a", due=5)
     journal.tell(5, "available", "a")
     journal.tell(5, "delivered", "a", worker="w1")
     journal.tell(6, "redelivered", "a", worker="w1")
@@ -113,6 +114,23 @@ def the_living_is_redriven(journal: SmallJournal) -> None:
     """A waiting task is redriven, which is allowed for dead letters only."""
     journal.tell(0, "published", "a")
     journal.tell(1, "redriven", "a")
+
+
+@breaks("R4")
+def the_running_is_rescheduled(journal: SmallJournal) -> None:
+    """A running task gets another time, which is allowed for waiting and scheduled tasks only."""
+    journal.tell(0, "published", "a")
+    journal.tell(1, "delivered", "a")
+    journal.tell(2, "rescheduled", "a", due=9)
+
+
+@breaks("R9")
+def earlier_than_its_new_time(journal: SmallJournal) -> None:
+    """A task that was rescheduled becomes available at the time that it had before."""
+    journal.tell(0, "published", "a", due=1)
+    journal.tell(0.5, "rescheduled", "a", due=50)
+    journal.tell(1, "available", "a")
+    _done(journal, "b", 60)
 
 
 @breaks("R5")

@@ -95,7 +95,9 @@ class Handle(Generic[R_co]):
         ended or is unknown, or if its attempt was delivered before. Raises `InvalidInput` unless one of the two is
         given.
 
+        >>> handle = await remind.using(delay=60).publish(17)
         >>> await handle.reschedule(delay=600)
+        True
         """
         at = await self._queue.instant("delay", delay, "not_before", not_before)
         if at is None:
