@@ -188,12 +188,13 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
             attempt=self.attempt,
             at=now,
             error=error[: LIMITS.text],
-            traceback=clean_traceback(traceback),
+            traceback=None if traceback is None else clean_traceback(traceback),
         )
         history = [*self.history[1 - _HISTORY :], failure]
         if len(history) > _TRACEBACKS:
             older = history[-1 - _TRACEBACKS]
-            history[-1 - _TRACEBACKS] = msgspec.structs.replace(older, traceback=None)
+            if older.traceback is not None:
+                history[-1 - _TRACEBACKS] = msgspec.structs.replace(older, traceback=None)
         self.history = history
 
     @property
