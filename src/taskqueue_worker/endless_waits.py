@@ -28,36 +28,35 @@ class WaitingCall(Protocol):
         """The tasks for which it waits."""
 
 
-async def check_wait(
-    queue: Queue,
-    task: TaskName,
-    call: WaitingCall,
-    owners: Mapping[TaskName, WaitingCall],
-    waiting: Mapping[str, int],
-) -> None:
+class RunningCalls(Protocol):
+    """The calls of handlers that run in this worker."""
+
+    @property
+    def waiting(self) -> Mapping[str, int]:
+        """The number of tasks whose calls wait for others, by key."""
+
+    def owners(self) -> Mapping[TaskName, WaitingCall | None]:
+        """Return the calls by their tasks; ``None`` for a call that has never waited."""
+
+
+async def check_wait(queue: Queue, task: TaskName, call: WaitingCall, calls: RunningCalls) -> None:
     """Raise `WouldBlock` if the wait of ``call`` for ``task`` cannot end.
 
-    ``owners`` are the calls that run in this worker, by their tasks; ``waiting`` is the number of tasks of each key
-    whose calls wait. A wait cannot end if `max_inflight` of the task's
-    queue is reached by calls of this worker whose waits cannot end either, or if the task is one of such a call.
+    A wait cannot end if `max_inflight` of the task's queue is reached by calls of this worker whose waits cannot end
+    either, or if the task is one of such a call.
     """
     key, task_id = task
-    limits: dict[str, int | None] = {}
-    if task in owners:
-        if not owners[task].waits:
-            return
-    elif not waiting.get(key):
+    if not calls.waiting.get(key):
         return
-    else:
-        limit = limits[key] = await _max_inflight(queue, key)
-        if limit is None or waiting.get(key, 0) < limit:
-            return
-    calls = set(owners.values())
-    for waited in {name for each in calls for name, _ in each.waits} - limits.keys():
+    limits = {key: await _max_inflight(queue, key)}
+    if not _may_be_stuck(task, calls, limits[key]):
+        return
+    for waited in {name for each in _loans(calls.owners()) for name, _ in each.waits} - {key}:
         limits[waited] = await _max_inflight(queue, waited)
-    if not _is_stuck(task, call, owners, limits):
+    if not _is_stuck(task, call, calls.owners(), limits):
         return
     status = await queue.status(key, task_id)
+    owners = calls.owners()
     # A task that another worker runs is not held up, and one that has ended needs no room.
     live = task in owners or (
         status is not None and status.state in (State.WAITING, State.SCHEDULED)
@@ -65,9 +64,20 @@ async def check_wait(
     if live and _is_stuck(task, call, owners, limits):
         raise WouldBlock(
             f"task {task_id} of {key} cannot end while this handler waits for it: handlers that wait for one another "
-            f"have reached max_inflight of a queue (of {key}: {limits.get(key)}). Raise the limit, or let the handler "
-            "of the other task publish what follows"
+            f"have reached max_inflight of a queue (of {key}: {limits[key]}). Raise the limit, or let the handler of "
+            "the other task publish what follows"
         )
+
+
+def _may_be_stuck(task: TaskName, calls: RunningCalls, limit: int | None) -> bool:
+    if limit is not None and calls.waiting.get(task[0], 0) >= limit:
+        return True
+    owner = calls.owners().get(task)
+    return owner is not None and bool(owner.waits)
+
+
+def _loans(owners: Mapping[TaskName, WaitingCall | None]) -> set[WaitingCall]:
+    return {each for each in owners.values() if each is not None and each.waits}
 
 
 async def _max_inflight(queue: Queue, key: str) -> int | None:
@@ -82,11 +92,11 @@ async def _max_inflight(queue: Queue, key: str) -> int | None:
 def _is_stuck(
     task: TaskName,
     call: WaitingCall,
-    owners: Mapping[TaskName, WaitingCall],
+    owners: Mapping[TaskName, WaitingCall | None],
     limits: Mapping[str, int | None],
 ) -> bool:
     """Return whether ``call`` waits for ever for ``task``: assume that all waits do, and remove those that can end."""
-    stuck = {each for each in (call, *owners.values()) if each.waits}
+    stuck = {call} | _loans(owners)
 
     def is_blocked(name: TaskName, held: Mapping[str, int]) -> bool:
         if name in owners:

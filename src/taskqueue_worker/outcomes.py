@@ -6,6 +6,7 @@ import asyncio
 import logging
 import traceback
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 
 import msgspec
 from pydantic import BaseModel
@@ -16,10 +17,12 @@ from taskqueue_core.application.rules import Reject, Retry, Rule, Snooze, rule_f
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.json_text import encode_json
 from taskqueue_core.limits import LIMITS, clean_text, clean_traceback, kind_of
+from taskqueue_core.queue import Queue
 from taskqueue_core.retry import Failed, Outcome, Rejected, RetryLater, Snoozed, Success
+from taskqueue_core.sync import SyncQueue
 from taskqueue_worker.batch_buffer import AnyDelivery
 from taskqueue_worker.handlers import Handler
-from taskqueue_worker.slots import CallScope
+from taskqueue_worker.slots import SlotLoan, Slots
 from taskqueue_worker.task_log import TaskLog, without_own
 
 INVALID_RESULT = "invalid_result"
@@ -113,14 +116,35 @@ class RunningTask(msgspec.Struct, eq=False):
 
 
 class HandlerCall(msgspec.Struct, eq=False):
-    """A running call of a handler, for one task or, with a batch handler, for several tasks."""
+    """A running call of a handler, for one task or, with a batch handler, for several tasks.
+
+    It is the `HandlerScope` of the code inside the handler.
+    """
 
     handler: Handler
+    slots: Slots
     jobs: list[RunningTask] = []
     releasing: bool = False
     task: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
-    scope: CallScope | None = None
+    loan: SlotLoan | None = None
+
+    def queue(self) -> Queue | None:
+        return self.slots.worker.queue()
+
+    def sync_queue(self) -> SyncQueue | None:
+        return self.slots.worker.sync_queue()
+
+    def waiting(self, queue: Queue, key: str, task_id: str) -> AbstractAsyncContextManager[None]:
+        return self._loan().waiting(queue, key, task_id)
+
+    def resumed(self) -> AbstractAsyncContextManager[None]:
+        return self._loan().resumed()
+
+    def _loan(self) -> SlotLoan:
+        if self.loan is None:
+            self.loan = SlotLoan(self.slots, self)
+        return self.loan
 
     @property
     def discarded(self) -> bool:

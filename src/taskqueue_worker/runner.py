@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
 from typing import Any, Protocol
 
@@ -25,7 +25,7 @@ from taskqueue_worker.outcomes import (
     outcomes_of_error,
     outcomes_of_return,
 )
-from taskqueue_worker.slots import CallScope, Slots
+from taskqueue_worker.slots import SlotLoan, Slots
 from taskqueue_worker.task_log import TaskLog
 from taskqueue_worker.threads import Threads, ThreadsafeInbox
 from taskqueue_worker.worker_scope import WorkerScope
@@ -86,7 +86,8 @@ class HandlerRunner:
         self._context = (
             copy_context()
         )  # each call has a copy: a call may be started in the context of another one
-        self._slots = Slots(concurrency, self._on_lent)
+        self._slots = Slots(concurrency, scope, self._calls, self._on_lent)
+        self._wrapped = frozenset(each for each in handlers.every if not is_plain(each))
         self._threads = Threads(concurrency)
         self._thread_results = ThreadsafeInbox[tuple[HandlerCall, HandlerEnd]](
             self._loop, self._on_threads_ended
@@ -204,7 +205,7 @@ class HandlerRunner:
             self._start(*batch)
 
     def _start(self, handler: Handler, deliveries: Sequence[AnyDelivery]) -> None:
-        call = HandlerCall(handler)
+        call = HandlerCall(handler, self._slots)
         values: list[Any] = []
         for delivery in deliveries:
             task = delivery.task
@@ -222,7 +223,7 @@ class HandlerRunner:
             self._running[delivery.receipt] = job
             call.jobs.append(job)
         if call.jobs:
-            call.scope = CallScope(self._scope, self._slots, call)
+            self._slots.take(len(call.jobs))
             if handler.options.batch:
                 self._buffer.started(handler)
             self._call(call, handler.arguments.of(values, [job.context for job in call.jobs]))
@@ -230,10 +231,18 @@ class HandlerRunner:
     def _call(self, call: HandlerCall, arguments: dict[str, Any]) -> None:
         self._idle.clear()
         handler = call.handler
+<<<<<<< HEAD
         in_process = handler.options.run == "process" and self._scope.children is not None
         if not in_process:
             self._start_timer(call)
         if handler.is_async or in_process or not is_plain(handler):
+=======
+        stored = [t for job in call.jobs if (t := job.delivery.timeout) is not None]
+        timeout = min(stored, default=self._handlers.timeouts.get(handler.queue))
+        if timeout is not None:
+            call.timer = self._loop.call_later(timeout, self._time_out, call, timeout)
+        if handler.is_async or handler in self._wrapped:
+>>>>>>> 0d310f45 (Workers: a call that never waits costs no more than before slots were lent)
             run = self._run_async(call, arguments)
             call.task = self._loop.create_task(run, context=self._context.copy())
         else:
@@ -247,14 +256,18 @@ class HandlerRunner:
             call.timer = self._loop.call_later(timeout, self._time_out, call, timeout)
 
     async def _run_async(self, call: HandlerCall, arguments: dict[str, Any]) -> None:
-        HANDLER_SCOPE.set(call.scope)
+        HANDLER_SCOPE.set(call)
         self._task_log.enter(call.jobs[0].delivery, len(call.jobs))
         children = self._scope.children if call.handler.options.run == "process" else None
         try:
             with processing([job.delivery.task for job in call.jobs]):
+<<<<<<< HEAD
                 if children is not None:
                     value = await self._run_in_process(call, children)
                 elif is_plain(call.handler):
+=======
+                if call.handler not in self._wrapped:
+>>>>>>> 0d310f45 (Workers: a call that never waits costs no more than before slots were lent)
                     value = await call.handler.function(**arguments)
                 else:
                     value = await invoke(call, arguments, self._threads)
@@ -282,7 +295,7 @@ class HandlerRunner:
 
     def _run_sync(self, call: HandlerCall, arguments: dict[str, Any]) -> None:
         end: HandlerEnd
-        HANDLER_SCOPE.set(call.scope)
+        HANDLER_SCOPE.set(call)
         self._task_log.enter(call.jobs[0].delivery, len(call.jobs))
         try:
             with processing([job.delivery.task for job in call.jobs]):
@@ -296,12 +309,15 @@ class HandlerRunner:
         for call, end in ends:
             self._finish_call(call, end)
 
-    def _on_lent(self, call: CallScope) -> None:
+    def _on_lent(self, loan: SlotLoan) -> None:
         self._settler.lend(self._slots.lent)
-        if call.handler.options.batch and not call.ended:
+        if loan.handler.options.batch and not loan.ended:
             # A batch that waits must not keep another one from starting, for which it may wait.
-            (self._buffer.ended if call.lent else self._buffer.started)(call.handler)
+            (self._buffer.ended if loan.lent else self._buffer.started)(loan.handler)
         self._start_waiting()
+
+    def _calls(self) -> Iterable[HandlerCall]:
+        return {id(job.call): job.call for job in self._running.values()}.values()
 
     def _time_out(self, call: HandlerCall, timeout: float) -> None:
         error = f"timeout after {timeout:g} s"
@@ -323,11 +339,11 @@ class HandlerRunner:
         """Report the outcomes of a call that ended, except for tasks that are already settled, and free the slots."""
         if call.timer:
             call.timer.cancel()
-        scope = call.scope
-        if call.handler.options.batch and not (scope and scope.lent):
+        loan = call.loan
+        if call.handler.options.batch and not (loan and loan.lent):
             self._buffer.ended(call.handler)
         # The call and its tasks refer to one another. Break the cycle, so that no garbage collection is needed.
-        jobs, call.jobs, call.task, call.scope = call.jobs, [], None, None
+        jobs, call.jobs, call.task, call.loan = call.jobs, [], None, None
         if isinstance(end, BaseException):
             self._finish_fatal(jobs, end)
         else:
@@ -340,8 +356,7 @@ class HandlerRunner:
                     job.settled = True
                     self._on_outcome(outcome, job.delivery)
                     self._settler.finish(receipt, outcome)
-        if scope is not None:
-            self._slots.end(scope)
+        self._slots.end(len(jobs), loan)
         if self._waiting or self._has_batches:
             self._start_waiting()
         if not self._running:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
 
 from taskqueue_core.application.errors import WouldBlock
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.queue import Queue
-from taskqueue_core.sync import SyncQueue
 from taskqueue_worker.batch_buffer import AnyDelivery
 from taskqueue_worker.endless_waits import TaskName, check_wait
 from taskqueue_worker.handlers import Handler
@@ -31,44 +30,34 @@ class Call(Protocol):
 
     handler: Handler
     task: asyncio.Task[None] | None
+    loan: SlotLoan | None
 
     @property
     def jobs(self) -> Sequence[Job]:
-        """The tasks of the call, each of which occupies a slot."""
+        """The tasks of the call, each of which occupies a slot; empty after its end."""
 
     @property
     def discarded(self) -> bool:
         """Whether what the call returns will be ignored."""
 
 
-class CallScope:
-    """What a worker provides to the code inside one call: its connection, and lending of the slots of the call.
+class SlotLoan:
+    """The waits of a call for other tasks. Its slots are lent while it waits, except in `resumed`."""
 
-    The slots are lent while something in the call waits for a task, except in `resumed`.
-    """
-
-    def __init__(self, worker: WorkerScope, slots: Slots, call: Call) -> None:
-        """Create the scope of a call that starts, and take its slots."""
-        self._worker = worker
+    def __init__(self, slots: Slots, call: Call) -> None:
+        """Create the loan of a call that waits for the first time."""
         self._slots = slots
         self._call = call
         self.handler = call.handler
-        self.tasks = tuple((job.delivery.task.key, job.delivery.task.id) for job in call.jobs)
+        self.tasks = _tasks(call)
         """keys and ids of the tasks of the call"""
         self.waits: Counter[TaskName] = Counter()
         """keys and ids of the tasks for which the call waits, with the number of waits for each"""
         self.lent = False
-        self.ended = False
+        self.ended = not self.tasks
         self.turn: asyncio.Future[None] | None = None
         """completes when the call may go on, while it waits to get its slots back"""
         self._resumed = 0
-        slots.take(self)
-
-    def queue(self) -> Queue | None:
-        return self._worker.queue()
-
-    def sync_queue(self) -> SyncQueue | None:
-        return self._worker.sync_queue()
 
     @asynccontextmanager
     async def waiting(self, queue: Queue, key: str, task_id: str) -> AsyncIterator[None]:
@@ -80,9 +69,9 @@ class CallScope:
         task = key, task_id
         self._count_wait(task, 1)
         try:
-            own = self._worker.queue()
+            own = self._slots.worker.queue()
             if own is not None and queue.backend is own.backend:
-                await check_wait(queue, task, self, self._slots.owners, self._slots.waiting)
+                await check_wait(queue, task, self, self._slots)
             self._lend()
             yield
         finally:
@@ -109,7 +98,7 @@ class CallScope:
                 self._slots.waiting[key] += count
 
     def _blocks_thread(self) -> bool:
-        if not self._worker.is_here():
+        if not self._slots.worker.is_here():
             return True
         # The dependencies and the middleware of a synchronous handler are async.
         return not self.handler.is_async and asyncio.current_task() is not self._call.task
@@ -146,52 +135,60 @@ class Slots:
     """The slots of a worker: the number of tasks that may run at once, without those whose calls wait."""
 
     def __init__(
-        self, count: int, on_change: Callable[[CallScope], None], limit: int = LIMITS.credit
+        self,
+        count: int,
+        worker: WorkerScope,
+        calls: Callable[[], Iterable[Call]],
+        on_change: Callable[[SlotLoan], None],
+        limit: int = LIMITS.credit,
     ) -> None:
-        """Create ``count`` free slots. ``on_change`` is called after a call has lent its slots, or got them back.
+        """Create ``count`` free slots.
 
-        ``limit`` is the maximum number of deliveries that a worker holds.
+        ``calls`` returns the calls that run or wait. ``on_change`` is called after a call has lent its slots, or got
+        them back. ``limit`` is the maximum number of deliveries that a worker holds.
         """
+        self.worker = worker
         self._count = count
+        self._calls = calls
         self._on_change = on_change
         self._limit = limit
         self._used = 0
         self.lent = 0
         """number of slots that are lent"""
-        self.owners: dict[TaskName, CallScope] = {}
-        """the calls that run or wait, by the keys and ids of their tasks"""
         self.waiting: Counter[str] = Counter()
         """the number of tasks whose calls wait for others, by key"""
-        self._turns: deque[CallScope] = deque()
+        self._turns: deque[SlotLoan] = deque()
 
     @property
     def free(self) -> int:
         """The number of tasks that may start. Calls that wait to get their slots back come first."""
         return 0 if self._turns else max(0, self._count - self._used)
 
-    def take(self, call: CallScope) -> None:
+    def owners(self) -> dict[TaskName, SlotLoan | None]:
+        """Return the loans of the calls that run in this worker, by the keys and ids of their tasks."""
+        return {task: call.loan for call in self._calls() for task in _tasks(call)}
+
+    def take(self, count: int) -> None:
         """Give slots to a call that starts."""
-        self.owners.update(dict.fromkeys(call.tasks, call))
-        self._used += len(call.tasks)
+        self._used += count
 
-    def end(self, call: CallScope) -> None:
+    def end(self, count: int, loan: SlotLoan | None) -> None:
         """Free the slots of a call that has ended."""
-        call.ended = True
-        for task in call.tasks:
-            if self.owners.get(task) is call:
-                del self.owners[task]
-        if call.lent:
-            self.lent -= len(call.tasks)
-            call.lent = False
-            self.withdraw(call)
-            self._on_change(call)
+        if loan is not None:
+            loan.ended = True
+        if loan is not None and loan.lent:
+            self.lent -= count
+            loan.lent = False
+            self.withdraw(loan)
+            self._on_change(loan)
         else:
-            self._used -= len(call.tasks)
-        self._give_turns()
+            self._used -= count
+        if self._turns:
+            self._give_turns()
 
-    def lend(self, call: CallScope) -> None:
+    def lend(self, loan: SlotLoan) -> None:
         """Free the slots of a call that waits. Raises `WouldBlock` if all tasks that the worker can hold would wait."""
-        size = len(call.tasks)
+        size = len(loan.tasks)
         if self._used <= size and self.lent + size >= self._limit:
             raise WouldBlock(
                 f"all {self._limit} tasks that this worker can hold wait for other tasks: publish fewer that wait, or "
@@ -199,31 +196,35 @@ class Slots:
             )
         self._used -= size
         self.lent += size
-        call.lent = True
+        loan.lent = True
         self._give_turns()
-        self._on_change(call)
+        self._on_change(loan)
 
-    def request(self, call: CallScope) -> None:
+    def request(self, loan: SlotLoan) -> None:
         """Give a call its slots back as soon as enough are free; its ``turn`` completes then."""
-        call.turn = asyncio.get_running_loop().create_future()
-        self._turns.append(call)
+        loan.turn = asyncio.get_running_loop().create_future()
+        self._turns.append(loan)
         self._give_turns()
 
-    def withdraw(self, call: CallScope) -> None:
+    def withdraw(self, loan: SlotLoan) -> None:
         """Complete the turn of a call without giving it slots."""
-        if call.turn is not None:
-            self._turns.remove(call)
-            turn, call.turn = call.turn, None
+        if loan.turn is not None:
+            self._turns.remove(loan)
+            turn, loan.turn = loan.turn, None
             turn.set_result(None)
 
-    def give(self, call: CallScope) -> None:
+    def give(self, loan: SlotLoan) -> None:
         """Give a call its slots back now, whether or not they are free."""
-        self.withdraw(call)
-        self._used += len(call.tasks)
-        self.lent -= len(call.tasks)
-        call.lent = False
-        self._on_change(call)
+        self.withdraw(loan)
+        self._used += len(loan.tasks)
+        self.lent -= len(loan.tasks)
+        loan.lent = False
+        self._on_change(loan)
 
     def _give_turns(self) -> None:
         while self._turns and self._used + len(self._turns[0].tasks) <= self._count:
             self.give(self._turns[0])
+
+
+def _tasks(call: Call) -> tuple[TaskName, ...]:
+    return tuple((job.delivery.task.key, job.delivery.task.id) for job in call.jobs)

@@ -53,6 +53,8 @@ class WorkerScope:
 
     def state_of(self, registry: Connections) -> Any:
         """Return what the lifespan of a registry yielded, or of the nearest one that includes it, or ``None``."""
+        if not self._states:
+            return None
         for each in (registry, *registry.ancestors()):
             if each in self._states:
                 return self._states[each]

@@ -14,7 +14,7 @@ from taskqueue_core.retry import Success
 from taskqueue_memory import MemoryBackend
 from taskqueue_worker import Context
 from taskqueue_worker.outcomes import HandlerCall, RunningTask
-from taskqueue_worker.slots import CallScope, Slots
+from taskqueue_worker.slots import SlotLoan, Slots
 from taskqueue_worker.worker_scope import WorkerScope
 from tests.worker.fake import work
 from tests.worker.local import until
@@ -36,31 +36,48 @@ class Worker:
         """Create the slots."""
         queue = Queue(MemoryBackend())
         self.queue = queue
-        self.scope = WorkerScope(lambda: queue)
+        self.running: list[HandlerCall] = []
         self.changes: list[int] = []
-        self.slots = Slots(count, lambda _: self.changes.append(self.slots.lent), limit)
+        self.slots = Slots(
+            count,
+            WorkerScope(lambda: queue),
+            lambda: self.running,
+            lambda _: self.changes.append(self.slots.lent),
+            limit,
+        )
 
-    def start(self, size: int = 1) -> CallScope:
+    def start(self, size: int = 1) -> HandlerCall:
         """Start a call with this number of tasks."""
-        call = HandlerCall(declared)
+        call = HandlerCall(declared, self.slots)
         call.task = asyncio.current_task()
         for _ in range(size):
             delivery = work()
             context = Context(delivery, lambda _receipt, _value: None)
             call.jobs.append(RunningTask(delivery, context, call))
-        call.scope = CallScope(self.scope, self.slots, call)
-        return call.scope
+        self.slots.take(size)
+        self.running.append(call)
+        return call
 
-    async def wait(self, call: CallScope, release: asyncio.Event) -> None:
+    def end(self, call: HandlerCall) -> None:
+        """End a call."""
+        self.running.remove(call)
+        self.slots.end(len(call.jobs), call.loan)
+
+    async def wait(self, call: HandlerCall, release: asyncio.Event) -> None:
         """Wait for some task until the event."""
         async with self.waiting(call):
             await release.wait()
 
     @asynccontextmanager
-    async def waiting(self, call: CallScope) -> AsyncIterator[None]:
+    async def waiting(self, call: HandlerCall) -> AsyncIterator[None]:
         """Wait for some task."""
         async with call.waiting(self.queue, "other", "x"):
             yield
+
+
+def loan(call: HandlerCall) -> SlotLoan:
+    """Return the loan of a call."""
+    return call._loan()
 
 
 async def test_a_call_gets_its_slots_back_before_others_start() -> None:
@@ -69,19 +86,19 @@ async def test_a_call_gets_its_slots_back_before_others_start() -> None:
     batch = worker.start(2)
     release = asyncio.Event()
     waiting = asyncio.create_task(worker.wait(batch, release))
-    await until(lambda: batch.lent)
+    await until(lambda: loan(batch).lent)
     assert worker.slots.free == 2
     first, second = worker.start(), worker.start()
     release.set()
-    await until(lambda: batch.turn)
-    worker.slots.end(first)
+    await until(lambda: loan(batch).turn)
+    worker.end(first)
     assert worker.slots.free == 0
-    assert batch.lent
-    worker.slots.end(second)
+    assert loan(batch).lent
+    worker.end(second)
     await waiting
     assert worker.changes == [2, 0]
-    worker.slots.end(batch)
-    assert (worker.slots.free, worker.slots.lent, worker.slots.owners) == (2, 0, {})
+    worker.end(batch)
+    assert (worker.slots.free, worker.slots.lent, worker.slots.owners()) == (2, 0, {})
 
 
 async def test_a_call_that_ends_while_it_waits() -> None:
@@ -90,7 +107,7 @@ async def test_a_call_that_ends_while_it_waits() -> None:
     call = worker.start()
     async with worker.waiting(call):
         assert worker.slots.free == 1
-        worker.slots.end(call)
+        worker.end(call)
         async with worker.waiting(call):
             assert worker.slots.free == 1
     assert (worker.slots.free, worker.slots.lent, dict(worker.slots.waiting)) == (1, 0, {"work": 0})
@@ -105,9 +122,9 @@ async def test_the_last_task_that_a_worker_can_hold() -> None:
         with pytest.raises(WouldBlock, match="all 2 tasks that this worker can hold wait"):
             async with worker.waiting(second):
                 raise AssertionError
-        assert (second.lent, worker.slots.free, worker.slots.lent) == (False, 0, 1)
-        worker.slots.end(second)
-    assert not first.lent
+        assert (loan(second).lent, worker.slots.free, worker.slots.lent) == (False, 0, 1)
+        worker.end(second)
+    assert not loan(first).lent
 
 
 async def test_a_cancelled_wait_for_a_slot() -> None:
@@ -116,16 +133,16 @@ async def test_a_cancelled_wait_for_a_slot() -> None:
     call = worker.start()
     release = asyncio.Event()
     waiting = asyncio.create_task(worker.wait(call, release))
-    await until(lambda: call.lent)
+    await until(lambda: loan(call).lent)
     other = worker.start()
     release.set()
-    await until(lambda: call.turn)
+    await until(lambda: loan(call).turn)
     waiting.cancel()
     await asyncio.wait([waiting])
-    assert (call.lent, call.turn, worker.slots.free) == (False, None, 0)
-    worker.slots.end(call)
+    assert (loan(call).lent, loan(call).turn, worker.slots.free) == (False, None, 0)
+    worker.end(call)
     assert worker.slots.free == 0
-    worker.slots.end(other)
+    worker.end(other)
     assert worker.slots.free == 1
 
 
@@ -135,17 +152,17 @@ async def test_another_wait_of_the_same_call() -> None:
     call = worker.start()
     first, second = asyncio.Event(), asyncio.Event()
     waits = [asyncio.create_task(worker.wait(call, first))]
-    await until(lambda: call.lent)
+    await until(lambda: loan(call).lent)
     other = worker.start()
     first.set()
-    await until(lambda: call.turn)
+    await until(lambda: loan(call).turn)
     waits.append(asyncio.create_task(worker.wait(call, second)))
     await waits[0]
-    assert (call.lent, call.turn) == (True, None)
-    worker.slots.end(other)
+    assert (loan(call).lent, loan(call).turn) == (True, None)
+    worker.end(other)
     second.set()
     await waits[1]
-    assert (call.lent, worker.slots.free) == (False, 0)
+    assert (loan(call).lent, worker.slots.free) == (False, 0)
 
 
 async def test_credit_for_slots_that_are_lent() -> None:
