@@ -251,10 +251,10 @@ def test_random_histories_find_it(
     profile: Callable[..., AbstractContextManager[None]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Random histories of the state machine find each of these defects within four series."""
+    """Random histories of the state machine find each of these defects within eight series."""
 
     def play() -> None:
-        for number in range(4):  # because the histories of one series resemble each other
+        for number in range(8):  # because the histories of one series resemble each other
             seeded = seed(number)(type("Seeded", (machine.QueueMachine,), {}))
             monkeypatch.setattr(machine, "QueueMachine", seeded)
             suite_on(backend, MachineSuite).test_machine()
