@@ -27,24 +27,14 @@ class Handlers:
         return tuple(self._by_name)
 
     @property
-<<<<<<< HEAD
     def all(self) -> tuple[Handler, ...]:
         """All handlers."""
         return tuple(handler for names in self._by_name.values() for handler in names.values())
-=======
-    def every(self) -> tuple[Handler, ...]:
-        """All handlers, in the order of registration."""
-        return tuple(each for names in self._by_name.values() for each in names.values())
->>>>>>> 0d310f45 (Workers: a call that never waits costs no more than before slots were lent)
 
     @property
     def batches(self) -> tuple[Handler, ...]:
         """The handlers that handle several tasks in one call."""
-<<<<<<< HEAD
         return tuple(handler for handler in self.all if handler.options.batch)
-=======
-        return tuple(handler for handler in self.every if handler.options.batch)
->>>>>>> 0d310f45 (Workers: a call that never waits costs no more than before slots were lent)
 
     def of(self, task: Task | WireTask) -> Handler | None:
         """Return the handler of a task; ``None`` if there is none.

@@ -87,7 +87,7 @@ class HandlerRunner:
             copy_context()
         )  # each call has a copy: a call may be started in the context of another one
         self._slots = Slots(concurrency, scope, self._calls, self._on_lent)
-        self._wrapped = frozenset(each for each in handlers.every if not is_plain(each))
+        self._wrapped = frozenset(each for each in handlers.all if not is_plain(each))
         self._threads = Threads(concurrency)
         self._thread_results = ThreadsafeInbox[tuple[HandlerCall, HandlerEnd]](
             self._loop, self._on_threads_ended
@@ -231,18 +231,10 @@ class HandlerRunner:
     def _call(self, call: HandlerCall, arguments: dict[str, Any]) -> None:
         self._idle.clear()
         handler = call.handler
-<<<<<<< HEAD
         in_process = handler.options.run == "process" and self._scope.children is not None
         if not in_process:
             self._start_timer(call)
-        if handler.is_async or in_process or not is_plain(handler):
-=======
-        stored = [t for job in call.jobs if (t := job.delivery.timeout) is not None]
-        timeout = min(stored, default=self._handlers.timeouts.get(handler.queue))
-        if timeout is not None:
-            call.timer = self._loop.call_later(timeout, self._time_out, call, timeout)
-        if handler.is_async or handler in self._wrapped:
->>>>>>> 0d310f45 (Workers: a call that never waits costs no more than before slots were lent)
+        if handler.is_async or in_process or handler in self._wrapped:
             run = self._run_async(call, arguments)
             call.task = self._loop.create_task(run, context=self._context.copy())
         else:
@@ -261,13 +253,9 @@ class HandlerRunner:
         children = self._scope.children if call.handler.options.run == "process" else None
         try:
             with processing([job.delivery.task for job in call.jobs]):
-<<<<<<< HEAD
                 if children is not None:
                     value = await self._run_in_process(call, children)
-                elif is_plain(call.handler):
-=======
-                if call.handler not in self._wrapped:
->>>>>>> 0d310f45 (Workers: a call that never waits costs no more than before slots were lent)
+                elif call.handler not in self._wrapped:
                     value = await call.handler.function(**arguments)
                 else:
                     value = await invoke(call, arguments, self._threads)
