@@ -45,6 +45,8 @@ class WorkerLink(msgspec.Struct, frozen=True):
     """whether the worker receives from a store, and not from a server"""
     queue: Callable[[], Queue]
     """returns the connection through which handlers publish, always the same; thread-safe"""
+    options: dict[str, str | None] | None = None
+    """how a child process opens such a connection: the ``backend``, and the options of a server; ``None``: it cannot"""
 
 
 _log = logging.getLogger("taskqueue.worker")
@@ -296,10 +298,13 @@ class BaseWorker(ABC):
         worker_id, declared = self._worker_id or _make_worker_id(), self.declared()
         task_log = self._create_task_log(worker_id)
         handling = self._stopped_by_signals() if signals else nullcontext()
-        children = self._open_children(worker_id)
-        async with handling, children as opened, self._open_source(worker_id) as link:
+        async with (
+            handling,
+            self._open_source(worker_id) as link,
+            self._open_children(worker_id, link) as children,
+        ):
             scope = WorkerScope(link.queue)
-            scope.children = opened
+            scope.children = children
             capacity = self._concurrency + self._prefetch
             run = self._current_run = WorkerRun(
                 self._handlers,
@@ -328,12 +333,14 @@ class BaseWorker(ABC):
                     comparing.cancel()
                     await asyncio.gather(comparing, return_exceptions=True)
 
-    def _open_children(self, worker_id: str) -> AbstractAsyncContextManager[ChildProcesses | None]:
+    def _open_children(
+        self, worker_id: str, link: WorkerLink
+    ) -> AbstractAsyncContextManager[ChildProcesses | None]:
         handlers = [each for each in self._handlers.all if each.options.run == "process"]
         if not handlers:
             return nullcontext()
         hide_texts = load_settings(Settings).log_errors == "frames"
-        begin = begin_of(handlers, self._tasks, worker_id, hide_texts=hide_texts)
+        begin = begin_of(handlers, self._tasks, worker_id, link.options, hide_texts=hide_texts)
         return ChildProcesses.opened(begin, self._tasks_per_child)
 
     def _create_task_log(self, worker_id: str) -> TaskLog:

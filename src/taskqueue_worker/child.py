@@ -13,12 +13,13 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any
 
 import msgspec
 
 from taskqueue_core.application.registry import Tasks
+from taskqueue_core.assembly import open_backend
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.protocol.frames import WireDelivery
 from taskqueue_core.queue import Queue
@@ -98,20 +99,32 @@ class _ForwardingHandler(logging.Handler):
 
 
 class _ChildScope(WorkerScope):
-    """The scope of handlers in a child, which has no connection of its own: a lifespan may open one."""
+    """The scope of handlers in a child, which opens a connection like the worker's when a handler uses it first."""
 
-    def __init__(self) -> None:
-        super().__init__(self._no_queue)
-
-    @staticmethod
-    def _no_queue() -> Queue:
-        raise NotImplementedError
+    def __init__(self, options: dict[str, str | None] | None) -> None:
+        """Create the scope. Without ``options``, handlers have no connection but those of their registries."""
+        super().__init__(self._opened)
+        self._options = options
+        self._lock = threading.Lock()
+        self._queue: Queue | None = None
 
     def queue(self) -> Queue | None:
-        return None
+        return None if self._options is None else super().queue()
 
     def sync_queue(self) -> SyncQueue | None:
-        return None
+        return None if self._options is None else super().sync_queue()
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        if self._queue is not None:
+            await self._queue.backend.aclose()
+
+    def _opened(self) -> Queue:
+        with self._lock:
+            if self._queue is None:
+                server = dict(self._options or {})
+                self._queue = Queue(open_backend(server.pop("backend"), server=server))
+            return self._queue
 
 
 class _Settler:
@@ -141,8 +154,8 @@ class _Settler:
 async def _serve(channel: Channel, begin: Begin) -> None:
     handlers, registries = _imported(begin)
     _set_up_logs(channel, begin)
-    scope = _ChildScope()
-    async with scope.open(registries, asyncio.timeout(None)):
+    scope = _ChildScope(begin.connection)
+    async with aclosing(scope), scope.open(registries, asyncio.timeout(None)):
         settler = _Settler(channel)
         log = TaskLog(begin.worker_id, hide_texts=begin.hide_texts)
         runner = HandlerRunner(

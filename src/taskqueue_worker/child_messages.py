@@ -28,6 +28,8 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     names: list[str]
     """names of the tasks"""
     worker_id: str
+    connection: dict[str, str | None] | None
+    """the worker's connection, if a child can open such a one: its backend, and the options of a server"""
     hide_texts: bool
     """whether the log omits the texts of errors"""
     level: int

@@ -247,7 +247,12 @@ def _log(record: Record) -> None:
 
 
 def begin_of(
-    handlers: Iterable[Handler], registries: Iterable[Tasks], worker_id: str, *, hide_texts: bool
+    handlers: Iterable[Handler],
+    registries: Iterable[Tasks],
+    worker_id: str,
+    connection: dict[str, str | None] | None,
+    *,
+    hide_texts: bool,
 ) -> Begin:
     """Return what a child imports for these tasks. Raises `ConfigurationError` if it cannot import them."""
     if sys.platform == "win32":
@@ -270,6 +275,7 @@ def begin_of(
         registries=list(paths),
         names=[handler.name for handler in handlers],
         worker_id=worker_id,
+        connection=connection,
         hide_texts=hide_texts,
         level=logging.getLogger().getEffectiveLevel(),
         structlog=structlog,

@@ -117,7 +117,11 @@ class LocalWorker(BaseWorker):
             def source(run: WorkerRun) -> LocalTaskSource:
                 return self._create_source(backend, backend.subscribe(self.keys, worker_id), run)
 
-            yield WorkerLink(source, True, lambda: queue)  # noqa: FBT003 - fields of a struct
+            # Another process cannot use a backend object, or a store that lives in this process.
+            options = None
+            if backend.capabilities.shared and isinstance(self._backend, str | None):
+                options = {"backend": self._backend}
+            yield WorkerLink(source, True, lambda: queue, options)  # noqa: FBT003 - fields of a struct
 
     def _create_source(
         self, backend: Backend, subscription: Subscription, run: WorkerRun

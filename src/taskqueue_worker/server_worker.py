@@ -134,7 +134,13 @@ class Worker(BaseWorker):
 
         connection = _LazyQueue(address.http_base, token, tls_ca)
         try:
-            yield WorkerLink(connect, False, connection.open)  # noqa: FBT003 - fields of a struct
+            options = {
+                "backend": "server",
+                "url": address.http_base,
+                "token": token,
+                "tls_ca": None if tls_ca is None else str(tls_ca),
+            }
+            yield WorkerLink(connect, False, connection.open, options)  # noqa: FBT003 - fields of a struct
         finally:
             await connection.aclose()
 

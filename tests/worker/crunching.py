@@ -66,3 +66,15 @@ def end(how: str) -> None:
     if how == "reject":
         raise Reject("bad")
     raise ValueError(how)
+
+
+@tasks.task(run="process")
+async def publish_in_process() -> str:
+    """Publish another task, without a connection that the application opens."""
+    return (await coroutine.using(id="from-a-child").publish()).id
+
+
+@tasks.task(run="process")
+def publish_sync_in_process() -> str:
+    """Publish another task, from a thread."""
+    return coroutine.using(id="from-a-thread").publish_sync().id

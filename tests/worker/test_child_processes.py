@@ -7,12 +7,15 @@ import logging
 import os
 import subprocess
 import sys
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from taskqueue_core import Tasks
+from taskqueue_core import Queue, TaskDead, Tasks
+from taskqueue_core.assembly import open_backend
+from taskqueue_core.config import Settings
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.protocol.frames import (
     AckFrame,
@@ -24,11 +27,13 @@ from taskqueue_core.protocol.frames import (
     Revoke,
 )
 from taskqueue_memory import MemoryBackend
+from taskqueue_server import ServerProcess
 from taskqueue_worker import LocalWorker, Worker
 from taskqueue_worker.child_processes import ChildProcessEnded
-from tests.worker.crunching import tasks
-from tests.worker.fake import FakeServer, Peer, running, work
-from tests.worker.local import until
+from tests.server.in_thread import in_thread
+from tests.worker.crunching import coroutine, publish_in_process, publish_sync_in_process, tasks
+from tests.worker.fake import PATIENCE, FakeServer, Peer, running, work
+from tests.worker.local import serving, until
 from tests.worker.test_worker_options import command
 
 
@@ -221,6 +226,7 @@ def crunch() -> int:
 import asyncio
 from shop import crunch, tasks
 from taskqueue_memory import MemoryBackend
+from taskqueue_server import ServerProcess
 from taskqueue_core import Queue
 from taskqueue_worker import LocalWorker
 
@@ -282,3 +288,29 @@ def test_options_are_checked() -> None:
     with pytest.raises(ConfigurationError, match="cannot run in a thread"):
         new.task("a", run="thread")(coroutine)
     assert ChildProcessEnded.code == "child_process_ended"
+
+
+async def test_publishing_in_a_child() -> None:
+    """U8, U9: tasks in a child process publish through a connection like the worker's, async and blocking."""
+    with in_thread(ServerProcess(MemoryBackend(), Settings(port=0))) as at:
+        backend = open_backend("server", server={"url": at.url})
+        async with (
+            aclosing(backend),
+            tasks.connect(Queue(backend)),
+            running(Worker(tasks, url=at.url)),
+        ):
+            first = await publish_in_process.publish()
+            assert await first.result(timeout=PATIENCE) == "from-a-child"
+            second = await publish_sync_in_process.publish()
+            assert await second.result(timeout=PATIENCE) == "from-a-thread"
+            for name in ("from-a-child", "from-a-thread"):
+                assert await coroutine.handle(name).result(timeout=PATIENCE) != os.getpid()
+
+
+async def test_no_connection_to_a_store_in_the_process() -> None:
+    """U8, U9: without a store that processes share, publishing in a child is an error that says what to do."""
+    backend = MemoryBackend()
+    async with tasks.connect(Queue(backend)), serving(LocalWorker(tasks, backend=backend)):
+        handle = await publish_in_process.using(max_attempts=1).publish()
+        with pytest.raises(TaskDead, match="publishing needs a connection"):
+            await handle.result(timeout=PATIENCE)

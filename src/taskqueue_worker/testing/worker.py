@@ -62,8 +62,11 @@ class DrainWorker(LocalWorker):
             queue.ends = _Waits(control_of(queue.backend), self._drain)
             yield link
 
-    def _open_children(self, worker_id: str) -> AbstractAsyncContextManager[ChildProcesses | None]:  # noqa: ARG002
+    def _open_children(
+        self, worker_id: str, link: WorkerLink
+    ) -> AbstractAsyncContextManager[ChildProcesses | None]:
         """Run tasks with ``run="process"`` in this process, where a test can replace what they use."""
+        del worker_id, link
         return nullcontext()
 
     def _create_task_log(self, worker_id: str) -> TaskLog:
