@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -55,6 +56,20 @@ async def test_blocking_calls(shop: Shop) -> None:
         taskqueue.assert_not_published(shop.charge)
         done = await asyncio.to_thread(shop.charge.publish_sync, 3)
         assert done.result() == 5
+
+
+async def test_publishing_from_several_threads(shop: Shop, taskqueue: TestQueue) -> None:
+    """U11: code under test may publish from several threads at once, before and during a drain."""
+
+    @shop.tasks.task
+    def fan() -> None:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda each: shop.mail.publish_sync(str(each)), range(100)))
+
+    await asyncio.gather(*(asyncio.to_thread(shop.mail.publish_sync, str(n)) for n in range(100)))
+    taskqueue.assert_published(shop.mail, times=100)
+    await fan.publish()
+    assert (await taskqueue.drain()).count("shop.mail", "done") == 200
 
 
 def test_without_a_loop(shop: Shop) -> None:

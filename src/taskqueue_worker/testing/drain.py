@@ -36,8 +36,6 @@ _FAULTS = (InvalidPayload.code, INVALID_RESULT)
 class Wait(msgspec.Struct, eq=False):
     """A wait for the end of a task."""
 
-    receipt: str
-    """receipt of the delivery whose handler waits; empty for other code of the worker"""
     since: asyncio.Event | None = None
     """the event `Drain.changed` when it last looked"""
 
@@ -90,11 +88,10 @@ class Drain:
         changed.set()
 
     @contextmanager
-    def waiting(self, receipt: str) -> Iterator[Wait]:
-        """Note that the handler of a delivery waits for the end of a task."""
-        wait = Wait(receipt)
+    def waiting(self) -> Iterator[Wait]:
+        """Note that code of the worker waits for the end of a task."""
+        wait = Wait()
         self.waits.append(wait)
-        self.notify()
         try:
             yield wait
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from reprlib import Repr
 from typing import Any, Generic, TypeVar, cast
@@ -17,6 +18,7 @@ from taskqueue_core.backend import Publisher
 from taskqueue_core.capabilities import RoomSignals
 from taskqueue_core.queue import Queue
 from taskqueue_core.tasks import Confirmation, Published, Task
+from taskqueue_worker.testing.calls import finish
 
 R = TypeVar("R")
 _MAX_LISTED = 20
@@ -50,8 +52,12 @@ class RecordingPublisher:
         before: Callable[[], Awaitable[None]],
         after: Callable[[], Awaitable[None]],
     ) -> None:
-        """Wrap a publisher. ``before`` is awaited before each call, and ``after`` after one that stored a task."""
+        """Wrap a publisher that does not wait for anything.
+
+        ``before`` is awaited before each call, and ``after`` after one that stored a task.
+        """
         self._inner = inner
+        self._lock = threading.Lock()
         self._before = before
         self._after = after
         self.schedule_retry = inner.schedule_retry
@@ -64,7 +70,10 @@ class RecordingPublisher:
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         """Publish tasks, and record those that were accepted."""
         await self._before()
-        confirmations = await self._inner.publish(*tasks)
+        with (
+            self._lock
+        ):  # a test may publish from several threads, and the store is not thread-safe
+            confirmations = finish(self._inner.publish(*tasks))
         accepted = [
             task
             for task, confirmation in zip(tasks, confirmations, strict=True)

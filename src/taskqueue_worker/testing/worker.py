@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from contextvars import ContextVar
 
 from taskqueue_core.application.registry import Tasks
 from taskqueue_core.backend import Backend, Subscription
@@ -29,9 +28,6 @@ from taskqueue_worker.run import WorkerRun
 from taskqueue_worker.task_log import TaskLog
 from taskqueue_worker.testing.drain import Drain
 from taskqueue_worker.testing.published import name_of
-
-_running: ContextVar[str] = ContextVar("taskqueue_test_receipt", default="")
-"""receipt of the delivery whose handler is running"""
 
 
 class DrainWorker(LocalWorker):
@@ -84,10 +80,6 @@ class _DrainLog(TaskLog):
         super().__init__(worker_id)
         self._drain = drain
 
-    def enter(self, first: AnyDelivery, number: int = 1) -> None:
-        super().enter(first, number)
-        _running.set(first.receipt)
-
     def failed(self, deliveries: Sequence[AnyDelivery], error: BaseException) -> None:
         super().failed(deliveries, error)
         self._drain.note_error(deliveries, error)
@@ -103,7 +95,7 @@ class _Waits(TaskEnds):
     async def wait(
         self, key: str, task_id: str, *, wait_for_redrive: bool = False
     ) -> TaskStatus | None:
-        with self._drain.waiting(_running.get()) as wait:
+        with self._drain.waiting() as wait:
             while True:
                 wait.since = changed = self._drain.changed
                 (status,) = await self._control.statuses(key, task_id)
@@ -156,6 +148,7 @@ class DrainSource(LocalTaskSource):
             deliver=self._deliver,
             refuse=self._refuse,
             is_settled=lambda: not self._settlements.unsettled,
+            running=lambda: [name_of(delivery.task) for delivery in self._held.values()],
             on_end=lambda: self._run.stop(now=True),
             control=control_of(self._backend),
         )
@@ -186,12 +179,14 @@ class DrainReceiver:
         deliver: Callable[[Sequence[Delivery]], None],
         refuse: Callable[[Sequence[Delivery]], None],
         is_settled: Callable[[], bool],
+        running: Callable[[], Iterable[str]],
         on_end: Callable[[], None],
         control: Control,
     ) -> None:
-        """Create a receiver. ``is_settled`` says whether the store has confirmed all outcomes.
+        """Create a receiver.
 
-        ``deliver`` and ``refuse`` are as in `Prefetcher`; ``on_end`` is called at the end of the drain.
+        ``deliver`` and ``refuse`` are as in `Prefetcher`. ``is_settled`` says whether the store has confirmed all
+        outcomes, and ``running`` returns the names of the running tasks. ``on_end`` is called at the end of the drain.
         """
         self._subscription = subscription
         self._capacity = capacity
@@ -200,18 +195,16 @@ class DrainReceiver:
         self._deliver = deliver
         self._refuse = refuse
         self._is_settled = is_settled
+        self._names = running
         self._on_end = on_end
         self._control = control
         self._max_batch = max([1, *(handler.options.batch for handler in handlers.batches)])
         self._received: deque[Delivery] = deque()
         self._running = 0
-        self._calls: dict[str, tuple[str, int]] = {}
-        """for each running delivery: the name of its task, and the number of deliveries in the call of the handler"""
+        self._lent = 0
 
     def ended(self) -> None:
         self._running -= 1
-        if not self._running:
-            self._calls.clear()
         self._drain.notify()
 
     def returned(self) -> None:
@@ -222,7 +215,8 @@ class DrainReceiver:
         self._drain.notify()
 
     def lend(self, count: int) -> None:
-        """Do nothing: the drain knows the handlers that wait."""
+        self._lent = count
+        self._drain.notify()
 
     def stop(self) -> None:
         self.resize(0)
@@ -231,8 +225,7 @@ class DrainReceiver:
         first = True
         while self._capacity:
             changed, due_at = self._drain.changed, None
-            waiting = {each.receipt for each in self._drain.waits} & self._calls.keys()
-            busy = self._running > sum(self._calls[receipt][1] for receipt in waiting)
+            busy = self._running > self._lent
             if not busy and not self._received and (first or self._drain.until_idle):
                 due_at = await self._receive(everything=first and not self._drain.until_idle)
                 first = False
@@ -243,8 +236,8 @@ class DrainReceiver:
             elif any(each.since is not changed for each in self._drain.waits):
                 await asyncio.sleep(0)  # it has not looked yet whether this change ended it
             elif not await self._drain.advance(self._control, due_at):
-                if waiting:
-                    self._drain.note_stuck(self._calls[receipt][0] for receipt in waiting)
+                if self._running:
+                    self._drain.note_stuck(self._names())
                 self._on_end()
                 await changed.wait()
         self._refuse(tuple(self._received))
@@ -270,6 +263,5 @@ class DrainReceiver:
             return
         for delivery in deliveries:
             self._received.remove(delivery)
-            self._calls[delivery.receipt] = name_of(delivery.task), len(deliveries)
         self._running += len(deliveries)
         self._deliver(deliveries)
