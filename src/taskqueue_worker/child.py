@@ -126,6 +126,9 @@ class _ChildScope(WorkerScope):
                 self._queue = Queue(open_backend(server.pop("backend"), server=server))
             return self._queue
 
+    def is_here(self) -> bool:
+        return False  # the slot of the task is in the worker, and cannot be lent from here
+
 
 class _Settler:
     """Reports the outcome of the running task to the worker."""
@@ -145,7 +148,7 @@ class _Settler:
         """Do nothing: the process has one slot, which the worker fills."""
 
     def lend(self, count: int) -> None:
-        """Do nothing: the slot of the worker stays taken while a task waits for another one."""
+        """Do nothing: waits are refused here."""
 
     def progress(self, _receipt: str, value: float | str) -> None:
         self._channel.send(ProgressMade(value))

@@ -63,8 +63,9 @@ class SlotLoan:
     async def waiting(self, queue: Queue, key: str, task_id: str) -> AsyncIterator[None]:
         if self._blocks_thread():
             raise WouldBlock(
-                f"task {task_id} of {key} has not ended, and waiting for it would block a thread of the worker: make "
-                "the handler async and await the result, or let the handler of the other task publish what follows"
+                f"task {task_id} of {key} has not ended, and waiting for it would block a thread or a process of the "
+                "worker: await the result in an async handler without run='process', or let the handler of the other "
+                "task publish what follows"
             )
         task = key, task_id
         self._count_wait(task, 1)

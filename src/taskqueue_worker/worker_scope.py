@@ -34,7 +34,7 @@ class WorkerScope:
         return None if self._closed or loop not in (None, self._calls.loop) else self._open_queue()
 
     def is_here(self) -> bool:
-        """Return whether the caller runs in the worker's event loop."""
+        """Return whether the caller runs in the event loop that has the worker's slots."""
         return asyncio._get_running_loop() is self._calls.loop  # noqa: SLF001 - as above
 
     def sync_queue(self) -> SyncQueue | None:

@@ -11,7 +11,8 @@ from datetime import date
 
 import structlog
 
-from taskqueue_core import Context, Reject, Retry, Tasks
+from taskqueue_core import Context, Queue, Reject, Retry, Tasks, WouldBlock
+from taskqueue_memory import MemoryBackend
 
 tasks = Tasks()
 _log = logging.getLogger("shop")
@@ -34,6 +35,16 @@ def pid(context: Context[str], day: date = date(2026, 1, 1)) -> list[object]:
 async def coroutine() -> int:
     """Return the process id, from a coroutine."""
     return os.getpid()
+
+
+@tasks.task(run="process")
+async def wait() -> str:
+    """Wait for a task that never runs, on a connection of this process."""
+    handle = await coroutine.using(on=Queue(MemoryBackend())).publish()
+    try:
+        return str(await handle.result(5))
+    except WouldBlock:
+        return "refused"
 
 
 @tasks.task(run="process", timeout=30)

@@ -73,6 +73,13 @@ async def test_tasks_at_the_same_time(server: FakeServer) -> None:
         assert len(pids) == 2
 
 
+async def test_a_wait_in_a_process(server: FakeServer) -> None:
+    """U7: a task in a child process cannot lend its slot, so a wait for another task is refused."""
+    async with running(Worker(tasks, url=server.url, concurrency=1)):
+        peer = await server.welcomed()
+        assert await result(peer, "wait", {}) == "refused"
+
+
 async def test_a_timeout_ends_the_work(
     server: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -11,7 +11,7 @@
     │   └── TaskDiscarded      its dead letter was discarded
     ├── ResultGone             the task is done, but its result is no longer stored
     ├── UnknownTask            the task was never published, or its record was deleted
-    ├── WouldBlock             a handler that waits for a task would wait for ever, or block a thread
+    ├── WouldBlock             a handler that waits for a task would wait for ever, or block a thread or a process
     ├── InvalidResult          a result does not match the return annotation of its task
     └── InvalidInput
         └── InvalidArguments   the arguments of a publish do not match the parameters of the task
@@ -179,7 +179,7 @@ class UnknownTask(TaskQueueError):
 
 
 class WouldBlock(TaskQueueError):
-    """A wait for another task inside a handler could never end, or would block a thread of the worker.
+    """A wait for another task inside a handler could never end, or would block a thread or a process of the worker.
 
     >>> @tasks.task
     ... async def endless(context: Context) -> str:

@@ -19,7 +19,7 @@ class HandlerScope(Protocol):
     def waiting(self, queue: Queue, key: str, task_id: str) -> AbstractAsyncContextManager[None]:
         """Lend the handler's slot while it waits for the end of a task. Raises `WouldBlock` if it would wait for ever.
 
-        Raises it also in a thread of the worker. At the end, the handler waits until a slot is free.
+        Raises it also in a thread or a child process of the worker. At the end, the handler waits until a slot is free.
         """
 
     def resumed(self) -> AbstractAsyncContextManager[None]:
