@@ -56,6 +56,7 @@ class _Workers(msgspec.Struct, frozen=True):
 
 
 P = TypeVar("P", _Queues, _Workers)
+F = TypeVar("F", _Statuses, _Results)
 
 
 def batches(ids: Sequence[str]) -> Iterator[list[str]]:
@@ -94,10 +95,24 @@ class RemoteControl:
 
     async def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:
         known: dict[str, TaskStatus | None] = {}
-        target = path("queues", key, "statuses")
-        for ids in batches(task_ids):
-            known |= (await self._client.ask("POST", target, _Statuses, body={"ids": ids})).statuses
+        async for found in self._look_up(path("queues", key, "statuses"), _Statuses, task_ids):
+            known |= found.statuses
         return tuple(known.get(task_id) for task_id in task_ids)
+
+    async def _look_up(
+        self, target: str, kind: type[F], task_ids: Sequence[str]
+    ) -> AsyncIterator[F]:
+        """Yield the answers to requests for tasks, with fewer ids if an answer would be too large."""
+        waiting = list(batches(task_ids))
+        while waiting:
+            ids = waiting.pop()
+            try:
+                yield await self._client.ask("POST", target, kind, body={"ids": ids})
+            except TooLarge:
+                if len(ids) == 1:
+                    raise
+                half = len(ids) // 2
+                waiting += (ids[:half], ids[half:])
 
     async def wait_for_end(self, key: str, task_id: str, seconds: float) -> TaskStatus | None:
         answer = await self._client.fetch(
@@ -111,19 +126,8 @@ class RemoteControl:
 
     async def results(self, key: str, *task_ids: str) -> tuple[bytes | None, ...]:
         known: dict[str, bytes] = {}
-        target = path("queues", key, "results")
-        waiting = list(batches(task_ids))
-        while waiting:
-            ids = waiting.pop()
-            try:
-                answer = await self._client.ask("POST", target, _Results, body={"ids": ids})
-            except TooLarge:
-                if len(ids) == 1:
-                    raise
-                half = len(ids) // 2
-                waiting += (ids[:half], ids[half:])
-            else:
-                known |= {task_id: bytes(result) for task_id, result in answer.results.items()}
+        async for found in self._look_up(path("queues", key, "results"), _Results, task_ids):
+            known |= {task_id: bytes(result) for task_id, result in found.results.items()}
         return tuple(known.get(task_id) for task_id in task_ids)
 
     async def progress(self, delivery: Delivery, value: float | str) -> NoReturn:  # noqa: ARG002 - the signature of `Control`

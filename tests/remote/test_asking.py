@@ -109,6 +109,23 @@ async def test_settings_that_this_version_does_not_know_are_not_dropped() -> Non
         await remote(httpx2.Response(200, text=text)).control.settings("k")
 
 
+async def test_answers_that_are_too_large_are_divided() -> None:
+    """U10: if the statuses of many tasks are too large for one response, the backend asks again with fewer ids."""
+    asked = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        ids = json.loads(request.content)["ids"]
+        asked.append(len(ids))
+        if len(ids) > 2:
+            return problem(413, "too_large", field="ids")
+        return httpx2.Response(200, json={"statuses": dict.fromkeys(ids)})
+
+    backend = RemoteBackend("http://h", transport=httpx2.MockTransport(answer))
+    assert await backend.control.statuses("k", *"abcdefg") == (None,) * 7
+    assert max(asked) == 7
+    assert sorted(each for each in asked if each <= 2) == [1, 2, 2, 2]
+
+
 async def test_progress_belongs_to_workers() -> None:
     """Operations that need a delivery raise `CapabilityMissing`."""
     delivery = Delivery(task=Task(key="k"), receipt="r", attempt=1, delivered_at=0.0)

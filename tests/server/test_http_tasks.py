@@ -370,6 +370,22 @@ class TestLookingUp:
         fits = {"ids": ids[: count // 4]}
         assert len((await api.post("/v1/queues/k/results", json=fits)).json()["results"]) == 64
 
+    async def test_bytes_of_statuses(self, api: httpx2.AsyncClient, backend: MemoryBackend) -> None:
+        """Statuses that exceed `Limits.body` in total, because of long errors and tracebacks, are refused (U10)."""
+        await backend.publisher.publish(*(Task(key="k", id=f"t{n}") for n in range(700)))
+        async with backend.subscribe(["k"], "w") as subscription:
+            error, traceback = "\u9000" * LIMITS.text, "x" * LIMITS.traceback
+            for one in (await subscription.receive(700, 0)).deliveries:
+                await subscription.dead_letter(one, "no", error, traceback)
+        ids = [f"t{n}" for n in range(LIMITS.batch)]
+        answer = await api.post("/v1/queues/k/statuses", json={"ids": ids})
+        assert answer.status_code == 200
+        await backend.publisher.publish(*(Task(key="k", id=f"t{n}") for n in range(700, 1000)))
+        async with backend.subscribe(["k"], "w") as subscription:
+            for one in (await subscription.receive(300, 0)).deliveries:
+                await subscription.dead_letter(one, "no", error, traceback)
+        problem(await api.post("/v1/queues/k/statuses", json={"ids": ids}), 413, "too_large", "ids")
+
     @pytest.mark.parametrize("kind", ["statuses", "results"])
     async def test_so_many_ids_and_no_more(self, api: httpx2.AsyncClient, kind: str) -> None:
         """A lookup of the maximum number of ids is accepted; one id more is refused."""

@@ -116,23 +116,6 @@ def the_living_is_redriven(journal: SmallJournal) -> None:
     journal.tell(1, "redriven", "a")
 
 
-@breaks("R4")
-def the_running_is_rescheduled(journal: SmallJournal) -> None:
-    """A running task gets another time, which is allowed for waiting and scheduled tasks only."""
-    journal.tell(0, "published", "a")
-    journal.tell(1, "delivered", "a")
-    journal.tell(2, "rescheduled", "a", due=9)
-
-
-@breaks("R9")
-def earlier_than_its_new_time(journal: SmallJournal) -> None:
-    """A task that was rescheduled becomes available at the time that it had before."""
-    journal.tell(0, "published", "a", due=1)
-    journal.tell(0.5, "rescheduled", "a", due=50)
-    journal.tell(1, "available", "a")
-    _done(journal, "b", 60)
-
-
 @breaks("R5")
 def handed_out_twice(journal: SmallJournal) -> None:
     """A task is delivered to two workers at the same time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -318,11 +319,22 @@ OPERATIONS = (
 
 
 async def statuses(call: RequestContext) -> Response:
-    """Return the statuses of tasks; null for unknown tasks."""
+    """Return the statuses of tasks; null for unknown tasks.
+
+    If the statuses are larger than the limit ``body`` in total, the response is 413: repeat with fewer ids.
+    """
     key = call.name("key")
     ids = checked_ids((await call.body(Ids)).ids)
     found = await call.context.control.statuses(key, *ids) if ids else ()
-    return answer(StatusesOut(dict(zip(ids, found, strict=True))))
+    text = msgspec.json.encode(StatusesOut(dict(zip(ids, found, strict=True))))
+    _check_total("statuses", ids, len(text))
+    return Response(text, media_type=JSON)
+
+
+def _check_total(what: str, ids: Sequence[str], size: int) -> None:
+    if size > LIMITS.body:
+        allowed = f"ids whose {what} have at most {LIMITS.body} bytes in total (limit body)"
+        raise TooLarge("ids", f"{len(ids)} ids", allowed)
 
 
 async def results(call: RequestContext) -> Response:
@@ -339,9 +351,7 @@ async def results(call: RequestContext) -> Response:
         texts = await call.context.control.results(key, *piece)
         found |= {i: text for i, text in zip(piece, texts, strict=True) if text is not None}
         size += sum(len(text or b"") for text in texts)
-        if size > LIMITS.body:
-            allowed = f"ids whose results have at most {LIMITS.body} bytes in total (limit body)"
-            raise TooLarge("ids", f"{len(ids)} ids", allowed)
+        _check_total("results", ids, size)
     members = (msgspec.json.encode(i) + b":" + text for i, text in found.items())
     return spliced(joined(b'{"results":{', members, b"}}"))
 
