@@ -36,11 +36,12 @@ async function run({ receipt, task, ...delivery }) {
     const result = await (delivery.timeout ? limited(delivery.timeout, start) : start());
     verdict = { type: "ack", receipts: [receipt], results: { [receipt]: result ?? null } };
   } catch (error) {
+    const traceback = features.includes("tracebacks") ? error?.stack?.slice(-8192) : undefined;
     verdict = error instanceof Reject
-      ? { type: "dead_letter", receipt, reason: error.message.slice(0, 4096) }
+      ? { type: "dead_letter", receipt, reason: error.message.slice(0, 4096), error: String(error).slice(0, 4096), traceback }
       : error instanceof Snooze
         ? { type: "retry", receipt, delay: error.cause, free: features.includes("snooze") }
-        : { type: "retry", receipt, error: String(error).slice(0, 4096) };
+        : { type: "retry", receipt, error: String(error).slice(0, 4096), traceback };
   }
   if (held.has(receipt)) held.set(receipt, verdict), say(verdict); // else it was revoked: somebody else's by now
   say({ type: "credit", n: 1 });

@@ -92,6 +92,11 @@ async def test_it_works_and_comes_back(tmp_path: Path, redis_url: str) -> None:
             letter = await dead_letters_of(backend).get("node.picky", "picky")
             assert letter is not None
             assert letter.reason == "bad_input"
+            assert "worker.mjs" in (letter.history[-1].traceback or "")
+            (flaky_status,) = await control.statuses("node.flaky", "flaky")
+            assert flaky_status is not None
+            assert flaky_status.last_failure is not None
+            assert "Error: not yet" in (flaky_status.last_failure.traceback or "")
             stats = await control.stats("node.slow")
             assert (stats.delivered, stats.redelivered, stats.lost) == (1, 0, 0)
     finally:
