@@ -89,14 +89,18 @@ async def test_requests_of_handlers() -> None:
         await asyncio.sleep(0)
         return 1
 
+    @tasks.task(run="process", timeout=60)
+    def heavy() -> int:
+        return 2
+
     async with TestQueue(tasks) as taskqueue:
-        handle, done = await picky.publish(), await quick.publish()
+        handle, done, hard = await picky.publish(), await quick.publish(), await heavy.publish()
         await taskqueue.advance(65)
         assert attempts == [0, 1, 1]
         with pytest.raises(TaskDead) as caught:
             await handle.result()
         assert (handle.key, caught.value.reason) == ("images", "no such image")
-        assert await done.result() == 1
+        assert (await done.result(), await hard.result()) == (1, 2)
 
 
 class Timing(Middleware):
