@@ -111,10 +111,13 @@ class Connections:
             self._replacement = before
 
     def _replaced(self) -> tuple[Queue, SyncQueue] | None:
-        if self._replacement is not None or not self._parents:
-            return self._replacement
-        found = (each._replacement for each in self.ancestors())  # noqa: SLF001 - the same class
-        return next((each for each in found if each is not None), None)
+        for each in self._with_ancestors():
+            if each._replacement is not None:  # noqa: SLF001 - an attribute of the same class
+                return each._replacement  # noqa: SLF001
+        return None
+
+    def _with_ancestors(self) -> tuple[Self, ...]:
+        return (self, *self.ancestors()) if self._parents else (self,)  # fast for each publish
 
     def queue(self, given: Queue | SyncQueue | None = None) -> Queue:
         """Return the connection for an async call: ``given``, the worker's own inside a handler, or the open one.
@@ -127,7 +130,7 @@ class Connections:
                 return own
             if (replacement := self._replaced()) is not None:
                 return replacement[0]
-            for registry in (self, *self.ancestors()):
+            for registry in self._with_ancestors():
                 if queues := registry._queues:  # noqa: SLF001 - an attribute of the same class
                     return queues[-1]
         elif isinstance(given, Queue):
@@ -144,7 +147,7 @@ class Connections:
                 return own
             if (replacement := self._replaced()) is not None:
                 return replacement[1]
-            for registry in (self, *self.ancestors()):
+            for registry in self._with_ancestors():
                 if queues := registry._sync_queues:  # noqa: SLF001 - an attribute of the same class
                     return queues[-1]
         elif isinstance(given, SyncQueue):
