@@ -123,6 +123,8 @@ class Queue:
 
         Raises `InvalidInput`.
         """
+        if not options:
+            return encoded_task(key, text)
         fields: dict[str, Any] = {**options}
         fields.pop("wait", None)
         for seconds, at in (("delay", "not_before"), ("expires_in", "deadline")):

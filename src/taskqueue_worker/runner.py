@@ -28,6 +28,7 @@ from taskqueue_worker.outcomes import (
 from taskqueue_worker.slots import SlotLoan, Slots
 from taskqueue_worker.task_log import TaskLog
 from taskqueue_worker.threads import Threads, ThreadsafeInbox
+from taskqueue_worker.unknown_tasks import UnknownTasks
 from taskqueue_worker.worker_scope import WorkerScope
 
 _log = logging.getLogger("taskqueue.worker")
@@ -92,6 +93,7 @@ class HandlerRunner:
         self._thread_results = ThreadsafeInbox[tuple[HandlerCall, HandlerEnd]](
             self._loop, self._on_threads_ended
         )
+        self._unknown = UnknownTasks()
         self._waiting: deque[AnyDelivery] = deque()
         self._has_batches = bool(handlers.batches)
         self._buffer = BatchBuffer(handlers.batches, concurrency)
@@ -190,10 +192,9 @@ class HandlerRunner:
             if handler := self._handlers.of(delivery.task):
                 self._start(handler, [delivery])
             else:
-                _log.error(
-                    "released task %s: this worker has no handler for its key", delivery.task.id
-                )
-                self._settler.finish(delivery.receipt, HandBack())
+                outcome = self._unknown.without_handler(delivery)
+                self._on_outcome(outcome, delivery)
+                self._settler.finish(delivery.receipt, outcome)
         if self._has_batches and not self._batches_first:
             self._start_waiting_batches()
 
@@ -214,7 +215,9 @@ class HandlerRunner:
             except Exception as error:  # noqa: BLE001 - a validator may raise any exception
                 kind = type(error).__name__
                 _log.warning("task %s of %s has an invalid payload: %s", task.id, task.key, kind)
-                outcome = outcome_of_error(error)
+                outcome = self._unknown.with_invalid_payload(
+                    delivery, handler, outcome_of_error(error)
+                )
                 self._on_outcome(outcome, delivery)
                 self._settler.finish(delivery.receipt, outcome)
                 continue

@@ -143,15 +143,17 @@ async def test_an_invalid_payload_names_fields_and_no_values(server: FakeServer)
         assert calls == [(1, "a")]
 
 
-async def test_a_task_of_an_unknown_key_is_released(server: FakeServer) -> None:
-    """Fault A14: a task with a key that the worker does not know is released and costs no attempt."""
+async def test_a_task_of_an_unknown_key_is_put_off(server: FakeServer) -> None:
+    """Fault A14: a task with a key that the worker does not know is not executed and costs no attempt."""
     worker = Worker(url=server.url)
     worker.task("work")(lambda: None)
     async with running(worker):
-        peer = await server.welcomed()
+        peer = await server.accept()
+        await peer.welcome(features=["snooze"])
         task = work(key="os.system")
         await peer.deliver(task)
-        assert (await peer.next(RedeliverFrame)).receipts == [task.receipt]
+        frame = await peer.next(RetryFrame)
+        assert (frame.receipt, frame.delay, frame.free) == (task.receipt, 30, True)
         assert peer.settled() == [task.receipt]
 
 

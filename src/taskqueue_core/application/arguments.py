@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
+from functools import cached_property
 from typing import Annotated, Any, NotRequired, cast, get_args, get_origin
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError, SchemaSerializer, SchemaValidator
@@ -50,7 +54,24 @@ class _Codec:
         return self.validator.validate_json(text)
 
 
-class Arguments:
+class _Payload(ABC):
+    """The form of the payloads of one handler."""
+
+    @abstractmethod
+    def schema(self) -> dict[str, Any]:
+        """Return the JSON Schema of the payloads."""
+
+    @cached_property
+    def fingerprint(self) -> str | None:
+        """A digest of the JSON Schema; ``None`` if a parameter has a type without one."""
+        try:
+            text = msgspec.json.encode(self.schema(), order="deterministic")
+        except PydanticUserError:
+            return None
+        return hashlib.sha256(text).hexdigest()[:16]
+
+
+class Arguments(_Payload):
     """An encoder and decoder for the arguments of one handler. It inspects the handler's signature once.
 
     `write` encodes arguments as a JSON object, by name. `read` accepts that. Any other JSON value is the argument of
@@ -166,7 +187,7 @@ class Arguments:
         return kind if parameter.default is parameter.empty else NotRequired[kind]
 
 
-class BatchArguments:
+class BatchArguments(_Payload):
     """A decoder from payloads to the arguments of one batch handler. It inspects the handler's signature once.
 
     A parameter annotated ``list[T]`` receives the payloads, each validated as ``T`` in pydantic's lax mode for JSON.

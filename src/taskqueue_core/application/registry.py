@@ -170,6 +170,8 @@ class Tasks(Connections):
     ) -> TaskFunction[..., Any]:
         if not callable(function):
             raise ConfigurationError(f"task: got a {type(function).__name__}; expected a function")
+        if isinstance(function, TaskFunction):  # a task of another registry
+            function = function.function
         whole = self._prefix + (name_of(function) if name is None else name)
         _check_name(whole, "name of the task")
         if queue is not None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, Literal, ParamSpec, Self, cast
 
 import msgspec
+from msgspec.structs import force_setattr as set_field
 from pydantic import PydanticUserError, TypeAdapter
 from typing_extensions import TypeVar, Unpack
 
@@ -29,6 +30,8 @@ C_co = TypeVar("C_co", covariant=True, default=Any)
 
 TASK_HEADER = "taskqueue-task"
 """header with the name of the task, in a queue that several tasks share"""
+SCHEMA_HEADER = "taskqueue-schema"
+"""header with the fingerprint of the schema by which the payload was written"""
 
 
 _OPTIONS = frozenset(CallOptions.__annotations__) | frozenset(PublishOptions.__annotations__)
@@ -108,6 +111,7 @@ class TaskFunction(Generic[P, R_co, C_co]):
         self.changes: CallOptions = {}
         """the options of `using`"""
         self._adapter: TypeAdapter[Any] | None = None
+        self._headers: dict[str, str] = {}  # also of the copies that `using` makes
         functools.update_wrapper(cast("Callable[..., Any]", self), function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C_co:
@@ -201,9 +205,12 @@ class TaskFunction(Generic[P, R_co, C_co]):
         """Return the task to publish. ``text``: the arguments as JSON text. Raises `InvalidInput`."""
         options: dict[str, Any] = {**self.changes}
         options.pop("on", None)
-        if headers := self.headers:
-            options["headers"] = {**(options.get("headers") or {}), **headers}
-        return await queue.task_of(self.queue, text, cast("PublishOptions", options))
+        if given := options.get("headers"):
+            options["headers"] = {**given, **self.headers}
+        task = await queue.task_of(self.queue, text, cast("PublishOptions", options))
+        if not given:  # then the headers need no check
+            set_field(task, "headers", {**self.headers})
+        return task
 
     @property
     def middleware(self) -> tuple[Middleware, ...]:
@@ -211,9 +218,14 @@ class TaskFunction(Generic[P, R_co, C_co]):
         return self.registry.middleware
 
     @property
-    def headers(self) -> dict[str, str]:
+    def headers(self) -> Mapping[str, str]:
         """The headers with which the task is published, for publishers in other languages."""
-        return {} if self.queue == self.name else {TASK_HEADER: self.name}
+        headers = self._headers
+        if not headers:
+            headers |= {} if self.queue == self.name else {TASK_HEADER: self.name}
+            if fingerprint := self.arguments.fingerprint:
+                headers[SCHEMA_HEADER] = fingerprint
+        return headers
 
     def schema(self) -> dict[str, Any]:
         """Return the JSON Schema of the payload, for publishers in other languages.
