@@ -7,6 +7,7 @@ import logging
 import traceback
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from contextvars import copy_context
 
 import msgspec
 from pydantic import BaseModel
@@ -157,8 +158,10 @@ class HandlerCall(msgspec.Struct, eq=False):
             self.task.cancel()
 
 
-def outcomes_of_return(call: HandlerCall, value: object, limit: int) -> Sequence[Outcome]:
-    """Return one outcome for each task of a call whose handler returned ``value``."""
+def outcomes_of_return(
+    call: HandlerCall, value: object, limit: int, log: TaskLog
+) -> Sequence[Outcome]:
+    """Return one outcome for each task of a call whose handler returned ``value``. Failures are logged."""
     if not call.handler.options.batch:
         return (outcome_of_value(value, limit),)
     jobs = call.jobs
@@ -171,12 +174,16 @@ def outcomes_of_return(call: HandlerCall, value: object, limit: int) -> Sequence
         )
         _log.warning("%s: %s", call.handler.name, failed.error)
         return [failed] * len(jobs)
-    return [
-        _outcome_by_rules(job, item)[0]
-        if isinstance(item, Exception)
-        else outcome_of_value(item, limit)
-        for job, item in zip(jobs, value, strict=True)
-    ]
+    outcomes = []
+    for job, item in zip(jobs, value, strict=True):
+        if isinstance(item, Exception):
+            outcome, reason = _outcome_by_rules(job, item)
+            if isinstance(outcome, Failed) and not job.settled:
+                copy_context().run(log.failed_alone, [job.delivery], reason)
+        else:
+            outcome = outcome_of_value(item, limit)
+        outcomes.append(outcome)
+    return outcomes
 
 
 def outcomes_of_error(call: HandlerCall, error: BaseException, log: TaskLog) -> HandlerEnd:

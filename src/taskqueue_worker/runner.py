@@ -271,9 +271,9 @@ class HandlerRunner:
         except BaseException as error:  # noqa: BLE001 - a handler may raise any exception
             self._finish_call(call, outcomes_of_error(call, error, self._task_log))
         else:
-            limit = self._settler.result_limit
-            end = [value] if children is not None else outcomes_of_return(call, value, limit)
-            self._finish_call(call, end)
+            self._finish_call(
+                call, [value] if children is not None else self._returned(call, value)
+            )
 
     async def _run_in_process(self, call: HandlerCall, children: ChildProcesses) -> Outcome:
         (job,) = call.jobs
@@ -291,10 +291,13 @@ class HandlerRunner:
         try:
             with processing([job.delivery.task for job in call.jobs]):
                 value = call.handler.function(**arguments)
-            end = outcomes_of_return(call, value, self._settler.result_limit)
+            end = self._returned(call, value)
         except BaseException as error:  # noqa: BLE001 - a handler may raise any exception
             end = outcomes_of_error(call, error, self._task_log)
         self._thread_results.put((call, end))
+
+    def _returned(self, call: HandlerCall, value: object) -> Sequence[Outcome]:
+        return outcomes_of_return(call, value, self._settler.result_limit, self._task_log)
 
     def _on_threads_ended(self, ends: list[tuple[HandlerCall, HandlerEnd]]) -> None:
         for call, end in ends:
@@ -313,7 +316,7 @@ class HandlerRunner:
     def _time_out(self, call: HandlerCall, timeout: float) -> None:
         error = f"timeout after {timeout:g} s"
         if live := [job.delivery for job in call.jobs if not job.settled]:
-            self._context.copy().run(self._task_log.timed_out, live, error)
+            self._context.copy().run(self._task_log.failed_alone, live, TimeoutError(error))
         for job in call.jobs:
             job.context.revoke()
             self._settle_early(job, Failed(error))

@@ -62,10 +62,10 @@ class TaskLog:
             exc_info=self.exc_info(error),
         )
 
-    def timed_out(self, deliveries: Sequence[AnyDelivery], text: str) -> None:
-        """Log an attempt that failed because of its timeout, in a context of its own."""
+    def failed_alone(self, deliveries: Sequence[AnyDelivery], error: BaseException) -> None:
+        """Log a failed attempt outside of its call; must be run in a context of its own."""
         self.enter(deliveries[0], len(deliveries))
-        self.failed(deliveries, TimeoutError(text))
+        self.failed(deliveries, error)
 
     def exc_info(
         self, error: BaseException

@@ -142,6 +142,25 @@ async def test_a_timeout_is_a_record(server: FakeServer, caplog: pytest.LogCaptu
     assert "timeout after 0.01 s" in caplog.text
 
 
+async def test_a_failed_item_of_a_batch_is_a_record(
+    server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """U10: an exception in the list that a batch handler returns is logged as the failure of its task."""
+    worker = Worker(url=server.url, worker_id="w-4")
+
+    @worker.task("work", batch=2)
+    async def some(items: list[int]) -> list[int | Exception]:
+        return [n or ValueError("zero") for n in items]
+
+    async with running(worker):
+        peer = await server.welcomed()
+        await peer.deliver(failing := work(0), work(1))
+        await peer.next(RetryFrame)
+    (record,) = (record for record in caplog.records if "failed" in record.getMessage())
+    assert vars(record)["task_id"] == failing.task.id
+    assert "ValueError: zero" in caplog.text
+
+
 @pytest.mark.parametrize("form", ["json", "text", "people"])
 def test_a_failure_in_each_form(form: str) -> None:
     """U10: a traceback is indented lines on a terminal, and one field of one line elsewhere."""
