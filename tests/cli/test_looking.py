@@ -13,6 +13,8 @@ from taskqueue_core.tasks import Ledger, Task
 from tests.cli.conftest import Cli
 from tests.cli.shared import Shared
 
+TRACEBACK = "Traceback (most recent call last):\n  somewhere\nValueError: no\n"
+
 
 @pytest.fixture
 def worked(store: Shared) -> Shared:
@@ -25,7 +27,7 @@ def worked(store: Shared) -> Shared:
             good, *bad = (await subscription.receive(4, 0)).deliveries
             await subscription.ack(good, results=(b'{"x":  1.50}',))
             for delivery in bad:
-                await subscription.dead_letter(delivery, EXHAUSTED, "ValueError: no")
+                await subscription.dead_letter(delivery, EXHAUSTED, "ValueError: no", TRACEBACK)
 
     asyncio.run(work())
     return store
@@ -84,9 +86,11 @@ def test_status_gives_the_reason_of_the_end(cli: Cli) -> None:
     assert done.code == 0
     assert (done.told["state"], done.told["attempt"]) == ("dead", 1)
     assert EXHAUSTED in done.told["error"]
+    assert done.told["last_failure"]["error"] == "ValueError: no"
     shown = cli("status", "k", "d1").out
     assert "dead" in shown
     assert EXHAUSTED in shown
+    assert "attempt 1: ValueError: no" in shown
     missing = cli("status", "k", "nobody", "--json")
     assert (missing.code, missing.told["error"]["code"]) == (1, "not_found")
 
@@ -108,7 +112,7 @@ def test_a_result_is_printed_as_it_was_stored(cli: Cli) -> None:
 
 @pytest.mark.usefixtures("worked")
 def test_dead_letters_are_listed_with_reason_and_error(cli: Cli) -> None:
-    """C16: a dead letter is listed with its task id, its time, its reason and its last error."""
+    """C16, U10: a dead letter is listed with its id, time, reason and last error, and shown with its traceback."""
     done = cli("dlq", "list", "k", "--json")
     assert [letter["task"]["id"] for letter in done.told] == ["d1", "d2", "d3"]
     letter = done.told[0]
@@ -120,6 +124,8 @@ def test_dead_letters_are_listed_with_reason_and_error(cli: Cli) -> None:
         assert shown.code == 0
         assert EXHAUSTED in shown.out
         assert "ValueError: no" in shown.out
+    assert letter["history"][-1]["traceback"] == TRACEBACK
+    assert all(line in cli("dlq", "show", "k", "d1").out for line in TRACEBACK.splitlines())
     assert len(cli("dlq", "list", "k", "--limit", "2", "--json").told) == 2
     assert "No dead letters" in cli("dlq", "list", "other").out
     assert cli("dlq", "show", "k", "good").code == 1

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from msgspec import structs
 
 from taskqueue_core.capabilities import control_of
 from taskqueue_core.tasks import Task
@@ -30,9 +31,13 @@ async def fill(it: Running) -> None:
         await it.publish("one", "two", key=key, tenant="<b>tenant", payload=b'"</script>"')
         received = await subscription.receive(1, 1)
         await subscription.dead_letter(  # type: ignore[attr-defined]
-            received.deliveries[0], reason=HOSTILE, error=HOSTILE
+            received.deliveries[0], reason=HOSTILE, error=HOSTILE, traceback=f"at {HOSTILE}"
         )
-    await it.publish("gone", key="k")
+    await it.publish("gone", key="k", not_before=4e9)
+    (gone,) = await it.context.dead_letters.list("k")
+    retried = structs.replace(gone.task, id="gone")
+    publisher = it.context.backend.publisher
+    await publisher.schedule_retry(retried, 4e9, error=HOSTILE, traceback=f"at {HOSTILE}")
     await it.context.control.cancel("k", "gone")
     await it.publish("later", key="later", not_before=4e9)
 
@@ -60,7 +65,7 @@ PAGES = (
 
 
 async def test_nothing_is_markup(it: Running, client: httpx2.AsyncClient) -> None:
-    """Security 25: keys, errors, payloads, tenants and search texts are escaped on every page."""
+    """Security 25: keys, errors, tracebacks, payloads, tenants and search texts are escaped on every page (U10)."""
     await fill(it)
     for page in PAGES:
         text = (await client.get(page)).text
@@ -70,6 +75,9 @@ async def test_nothing_is_markup(it: Running, client: httpx2.AsyncClient) -> Non
     dead = (await client.get("/tasks/k/one")).text
     assert "&lt;script&gt;alert(1)" in dead
     assert "{{7*7}}" in dead
+    for page in ("/tasks/k/one", "/tasks/k/gone"):
+        assert "<pre>at &lt;script&gt;alert(1)" in (await client.get(page)).text, page
+    assert "Last failure" in (await client.get("/tasks/k/gone")).text
 
 
 async def test_pages_stand_on_good_headers(it: Running, client: httpx2.AsyncClient) -> None:
