@@ -49,7 +49,12 @@ def test_every_method_has_a_twin() -> None:
     def methods(kind: type) -> set[str]:
         return {name for name in vars(kind) if not name.startswith("_")}
 
-    assert methods(SyncQueue) - {"run"} == methods(Queue) - {"ends", "subscribe", "task_of"}
+    assert methods(SyncQueue) - {"run"} == methods(Queue) - {
+        "ends",
+        "instant",
+        "subscribe",
+        "task_of",
+    }
 
 
 def test_errors_come_through() -> None:
