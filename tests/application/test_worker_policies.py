@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from taskqueue_core import QueueLimits, Tasks, connect
+from taskqueue_core import (
+    QueueLimits,
+    RateLimit,
+    Reject,
+    Snooze,
+    TaskDead,
+    Tasks,
+    connect,
+)
 from taskqueue_core.backend import Capabilities, Capability
-from taskqueue_core.capabilities import Owner, QueueSettings
+from taskqueue_core.capabilities import Owner, QueueSettings, control_of
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import State
 from taskqueue_memory import MemoryBackend
 from taskqueue_worker import LocalWorker, Worker
-from tests.application.running import working
+from tests.application.running import OpenWorld, working
 from tests.server.access import entry, write
 from tests.server.support import eventually, running
 
@@ -119,3 +128,55 @@ async def test_differences_are_logged_once(
     records = [record for record in caplog.records if "differ" in record.getMessage()]
     assert len(records) == 1
     assert "sleep: retry, timeout (set by an operator);" in records[0].getMessage()
+
+
+class RateLimited(Exception):
+    """An error of a service, after which it wants a pause."""
+
+    retry_after = 0.01
+
+
+class BadAddress(Exception):
+    """An error after which no attempt can succeed."""
+
+
+async def test_the_program_of_the_design(world: OpenWorld) -> None:
+    """U3, U4, U5: policies and rules of one task hold on each store: retries, timeout, limits, rules for exceptions."""
+    tasks, runs = Tasks(), Counter[str]()
+    limits = QueueLimits(rate="100/1m", max_inflight=20, order="fair", tenant_max_inflight=5)
+
+    @tasks.task(
+        retry=RetryPolicy(max_attempts=2, delays=(0.01,)),
+        timeout=0.2,
+        limits=limits,
+        on_error={
+            RateLimited: lambda error, _: Snooze(error.retry_after),
+            BadAddress: Reject("bad_address"),
+        },
+    )
+    async def send_mail(to: str) -> str:
+        runs[to] += 1
+        if to == "limited" and runs[to] < 4:
+            raise RateLimited
+        if to == "bad":
+            raise BadAddress
+        if to == "slow":
+            await asyncio.sleep(60)
+        return to
+
+    async with world() as it, connect(it.backend) as queue, tasks.connect(queue):
+        assert len((await tasks.apply()).changed) == 6
+        settings = await control_of(it.backend).settings("send_mail")
+        assert (settings.timeout, settings.rate_limit) == (0.2, RateLimit.parse("100/1m"))
+        assert set(settings.owners.values()) == {Owner.DECLARED}
+        async with working(it.worker(tasks)):
+            names = ("limited", "bad", "slow")
+            handles = [await send_mail.publish(to) for to in names]
+            assert await handles[0].result(20) == "limited"
+            for handle, reason in zip(
+                handles[1:], ("bad_address", "max_retries_exceeded"), strict=True
+            ):
+                with pytest.raises(TaskDead) as dead:
+                    await handle.result(20)
+                assert dead.value.reason == reason
+        assert runs == {"limited": 4, "bad": 1, "slow": 2}
