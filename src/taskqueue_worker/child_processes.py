@@ -34,7 +34,7 @@ from taskqueue_worker.child_messages import (
 from taskqueue_worker.handlers import Handler
 
 CLOSE_SECONDS = 5.0
-"""seconds that idle child processes have to close their lifespans, before they are killed"""
+"""seconds that an idle child process has to close its lifespans, before it is killed"""
 
 
 class ChildProcessEnded(TaskQueueError):
@@ -133,11 +133,7 @@ class ChildProcesses:
         ending = [child.reading for child in self._all]
         for child in self._all:
             child.close()
-        if ending:
-            await asyncio.wait(ending, timeout=CLOSE_SECONDS)
-        for child in self._all:
-            child.kill()
-        await asyncio.gather(*ending)
+        await asyncio.gather(*ending, return_exceptions=True)
 
 
 class _Child:
@@ -184,8 +180,10 @@ class _Child:
         return await self._answer
 
     def close(self) -> None:
-        """Let the process close its lifespans and end."""
-        self._writer.close()
+        """Let the process close its lifespans and end, within `CLOSE_SECONDS`. Its log records still arrive."""
+        with suppress(OSError):  # it has ended
+            self._writer.write_eof()
+        asyncio.get_running_loop().call_later(CLOSE_SECONDS, self.kill)
 
     def kill(self) -> None:
         """End the process at once."""

@@ -20,8 +20,9 @@ _log = logging.getLogger("shop")
 
 @tasks.lifespan
 async def lifespan() -> AsyncIterator[str]:
-    """Yield the process id as text."""
+    """Yield the process id as text, and log at the end."""
     yield f"state of {os.getpid()}"
+    _log.info("closed in %d", os.getpid())
 
 
 @tasks.task(run="process")

@@ -53,8 +53,9 @@ async def result(peer: Peer, key: str, payload: object) -> Any:
     return json.loads(bytes(ack.results[delivery.receipt]))
 
 
-async def test_tasks_run_in_a_child(server: FakeServer) -> None:
-    """U8: functions and coroutines run in one child process after the other, with a state of its own."""
+async def test_tasks_run_in_a_child(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
+    """U8, U9: functions and coroutines run in one child process after the other, with a lifespan of its own."""
+    caplog.set_level(logging.INFO)
     async with running(Worker(tasks, url=server.url, concurrency=1)):
         peer = await server.welcomed()
         first, own_state = await result(peer, "pid", {"day": "2026-05-04"})
@@ -62,6 +63,7 @@ async def test_tasks_run_in_a_child(server: FakeServer) -> None:
         assert first != os.getpid()
         assert await result(peer, "coroutine", {}) == first
     assert gone(first)
+    assert caplog.messages.count(f"closed in {first}") == 1
 
 
 async def test_tasks_at_the_same_time(server: FakeServer) -> None:
