@@ -49,13 +49,22 @@ _numbers = itertools.count(1)
 
 
 def work(
-    payload: object = None, *, key: str = "work", receipt: str | None = None, attempt: int = 1
+    payload: object = None,
+    *,
+    key: str = "work",
+    receipt: str | None = None,
+    attempt: int = 1,
+    timeout: float | None = None,
 ) -> WireDelivery:
     """Return a delivery of a new task."""
     number = next(_numbers)
     task = WireTask(id=f"t{number}", key=key, payload=msgspec.Raw(msgspec.json.encode(payload)))
     return WireDelivery(
-        receipt=receipt or f"r{number}", attempt=attempt, delivered_at=0.0, task=task
+        receipt=receipt or f"r{number}",
+        attempt=attempt,
+        delivered_at=0.0,
+        timeout=timeout,
+        task=task,
     )
 
 

@@ -192,6 +192,28 @@ async def test_never_more_than_the_concurrency_at_once(server: FakeServer) -> No
         assert max(most) == 3
 
 
+async def test_the_timeout_of_a_delivery_decides(server: FakeServer) -> None:
+    """U3: a worker offers the feature, and a delivery's timeout comes before the one that its handler declares.
+
+    Without one, as an older server sends it, the declared timeout ends the attempt.
+    """
+    worker = Worker(url=server.url, concurrency=2)
+
+    @worker.task("work", timeout=0.02)
+    async def sleep(seconds: float) -> float:
+        await asyncio.sleep(seconds)
+        return seconds
+
+    async with running(worker):
+        peer = await server.welcomed()
+        assert "timeouts" in peer.hello.features
+        await peer.deliver(long := work(0.1, timeout=60))
+        assert (await peer.next(AckFrame)).receipts == [long.receipt]
+        for timeout, said in ((0.01, "0.01"), (None, "0.02")):
+            await peer.deliver(work(60, timeout=timeout))
+            assert (await peer.next(RetryFrame)).error == f"timeout after {said} s"
+
+
 @pytest.mark.parametrize("sync", [True, False])
 async def test_a_timeout_fails_the_attempt(server: FakeServer, *, sync: bool) -> None:
     """A task that exceeds its timeout is retried.
