@@ -41,9 +41,9 @@ __all__ = [
     "Task",
     "TaskStatus",
     "WorkerInfo",
+    "checked_task",
     "encoded_task",
     "new_id",
-    "stored_task",
 ]
 
 DEFAULT_PRIORITY = 5
@@ -137,8 +137,8 @@ def encoded_task(key: str, text: bytes, **fields: Any) -> Task:
     return task
 
 
-def stored_task(key: str, task_id: str, priority: int, payload: bytes) -> Task:
-    """Return a stored task, whose other fields have their defaults. It was checked when it was published."""
+def checked_task(key: str, task_id: str, priority: int, payload: bytes) -> Task:
+    """Return a task whose other fields have their defaults. These four were checked before."""
     task: Task = _plain(key, priority).__copy__()  # type: ignore[attr-defined] # defined by msgspec, without a type
     set_field(task, "id", task_id)
     set_field(task, "payload", payload)

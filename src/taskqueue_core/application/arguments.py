@@ -130,14 +130,12 @@ class Arguments(_Payload):
         """
         values = dict(zip(self._names, args, strict=False))
         values.update(kwargs)
-        if not self.dependencies.isdisjoint(kwargs):
+        if self.dependencies and not self.dependencies.isdisjoint(kwargs):
             name = min(self.dependencies & kwargs.keys())
             raise _invalid(task, f"{name} is a dependency, which the worker provides")
         if len(values) != len(args) + len(kwargs):
             try:
-                self.signature.bind(
-                    *args, **kwargs
-                )  # always raises an error, which names the fault
+                self.signature.bind(*args, **kwargs)  # raises an error, which names the fault
             except TypeError as error:
                 raise _invalid(task, str(error)) from None
         return _encode(task, self._by_name, values)

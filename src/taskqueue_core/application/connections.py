@@ -111,13 +111,15 @@ class Connections:
             self._replacement = before
 
     def _replaced(self) -> tuple[Queue, SyncQueue] | None:
+        if not self._parents:  # fast for each publish
+            return self._replacement
         for each in self._with_ancestors():
             if each._replacement is not None:  # noqa: SLF001 - an attribute of the same class
                 return each._replacement  # noqa: SLF001
         return None
 
     def _with_ancestors(self) -> tuple[Self, ...]:
-        return (self, *self.ancestors()) if self._parents else (self,)  # fast for each publish
+        return (self, *self.ancestors()) if self._parents else (self,)
 
     def queue(self, given: Queue | SyncQueue | None = None) -> Queue:
         """Return the connection for an async call: ``given``, the worker's own inside a handler, or the open one.

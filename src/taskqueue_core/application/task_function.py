@@ -22,7 +22,7 @@ from taskqueue_core.application.rules import NO_RULES, ErrorRules, checked_rules
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.queue import PublishOptions, Queue, stored
-from taskqueue_core.tasks import Task
+from taskqueue_core.tasks import DEFAULT_PRIORITY, Task, checked_task, new_id
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -203,13 +203,16 @@ class TaskFunction(Generic[P, R_co, C_co]):
 
     async def task(self, queue: Queue, text: bytes) -> Task:
         """Return the task to publish. ``text``: the arguments as JSON text. Raises `InvalidInput`."""
-        options: dict[str, Any] = {**self.changes}
-        options.pop("on", None)
-        if given := options.get("headers"):
-            options["headers"] = {**given, **self.headers}
-        task = await queue.task_of(self.queue, text, cast("PublishOptions", options))
-        if not given:  # then the headers need no check
-            set_field(task, "headers", {**self.headers})
+        if self.changes:
+            options: dict[str, Any] = {**self.changes}
+            options.pop("on", None)
+            if given := options.get("headers"):
+                options["headers"] = {**given, **self.headers}
+                return await queue.task_of(self.queue, text, cast("PublishOptions", options))
+            task = await queue.task_of(self.queue, text, cast("PublishOptions", options))
+        else:
+            task = checked_task(self.queue, new_id(), DEFAULT_PRIORITY, text)
+        set_field(task, "headers", {**self.headers})  # these headers need no check
         return task
 
     @property

@@ -23,7 +23,7 @@ import msgspec
 
 from taskqueue_core.json_text import encode_json
 from taskqueue_core.limits import check_name
-from taskqueue_core.tasks import Delivery, Task, stored_task
+from taskqueue_core.tasks import Delivery, Task, checked_task
 
 ENTRY = 4
 """number of values per entry in the answers of the script ``receive``"""
@@ -65,7 +65,7 @@ def decode(key: str, task_id: str, priority: int, envelope: bytes) -> Task:
     if _checksum(body, task_id) != envelope[-_CHECKSUM:]:
         raise Corrupt("the checksum does not match")
     if body.startswith(_PLAIN):
-        return stored_task(key, task_id, priority, body[_HEAD:])
+        return checked_task(key, task_id, priority, body[_HEAD:])
     size = _HEAD + int.from_bytes(body[1:_HEAD], "big")
     try:
         unusual = _decoder.decode(body[_HEAD:size])
