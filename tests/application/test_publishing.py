@@ -124,7 +124,7 @@ async def test_arguments_of_many_types() -> None:
         ),
         (
             lambda: half.call("secret"),  # type: ignore[arg-type]
-            "half: number is invalid: int_parsing",
+            "half: number should be a valid integer, unable to parse string as an integer",
         ),
         (lambda: half.call(1, wait=float("nan")), "half: an argument has no equivalent in JSON"),
         (

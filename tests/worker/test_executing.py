@@ -136,7 +136,8 @@ async def test_an_invalid_payload_names_fields_and_no_values(server: FakeServer)
         assert frame.reason == "invalid_payload"
         assert (
             frame.error
-            == "count is invalid: int_parsing; name is missing; extra is not a parameter"
+            == "count should be a valid integer, unable to parse string as an integer; name is missing; "
+            "extra is not a parameter"
         )
         await peer.deliver(work({"count": 1, "name": "a"}))
         await peer.next(AckFrame)

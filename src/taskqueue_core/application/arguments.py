@@ -12,6 +12,7 @@ from typing import Annotated, Any, NotRequired, cast, get_args, get_origin
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic.errors import PydanticSchemaGenerationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError, SchemaSerializer, SchemaValidator
 from pydantic_core.core_schema import CoreConfig
@@ -29,6 +30,17 @@ _FAULT_TEXTS = {
     "extra_forbidden": "is not a parameter",
     "json_invalid": "is not JSON",
 }
+_MESSAGES = frozenset(
+    """
+    bool_parsing bool_type bytes_type dataclass_type date_type datetime_type decimal_parsing
+    decimal_type dict_type enum finite_number float_parsing float_type greater_than
+    greater_than_equal int_from_float int_parsing int_type less_than less_than_equal list_type
+    literal_error model_attributes_type model_type multiple_of none_required set_type
+    string_pattern_mismatch string_too_long string_too_short string_type time_delta_type time_type
+    too_long too_short tuple_type url_type uuid_type
+    """.split()  # noqa: SIM905 - more readable than a list of strings
+)
+"""pydantic's error codes whose messages say what is allowed, and never quote the value, which may be confidential"""
 
 
 class InvalidPayload(TaskQueueError):
@@ -121,7 +133,7 @@ class Arguments(_Payload):
             )
             self._is_record = len(fields) == 1 and not extra and _is_record(*fields.values())
         except (PydanticUserError, TypeError, NameError) as error:
-            raise _handler_error(function, f"its annotations cannot be checked: {error}") from error
+            raise _annotation_error(function, fields, error) from error
 
     def write(self, task: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         """Encode arguments as a payload. ``task``: the name of the task, for errors.
@@ -228,7 +240,7 @@ class BatchArguments(_Payload):
         try:
             self._codec = _Codec(item)
         except (PydanticUserError, TypeError, NameError) as error:
-            raise _handler_error(function, f"its annotations cannot be checked: {error}") from error
+            raise _annotation_error(function, {payloads[0]: item}, error) from error
 
     def write(self, task: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         """Encode a list with the payload of one task. Raises `InvalidArguments` and `TooLarge`."""
@@ -281,6 +293,25 @@ def _encode(task: str, codec: _Codec, value: Any) -> bytes:
     return text
 
 
+def _annotation_error(
+    function: Callable[..., Any], fields: dict[str, Any], error: Exception
+) -> ConfigurationError:
+    for name, annotation in fields.items():
+        kind = get_args(annotation)[0] if get_origin(annotation) is NotRequired else annotation
+        try:
+            TypeAdapter(kind)
+        except PydanticSchemaGenerationError:
+            shown = getattr(kind, "__name__", str(kind))
+            return _handler_error(
+                function,
+                f"parameter {name!r} has the type {shown}, of which pydantic does not know the JSON form; use a model, "
+                "a dataclass, a TypedDict or a type of the standard library",
+            )
+        except (PydanticUserError, TypeError, NameError):
+            break
+    return _handler_error(function, f"its annotations cannot be checked: {error}")
+
+
 def _item_type(annotation: Any) -> Any:
     """Return the item type of a list annotation, `Any` if none is given, or ``None`` for another annotation."""
     if annotation in (inspect.Parameter.empty, Any, list, Sequence):
@@ -331,11 +362,17 @@ def _is_record(kind: Any) -> bool:
 
 
 def _describe(error: ValidationError) -> str:
-    # Show only pydantic's error codes, because some of its messages quote the value, which may be confidential.
     faults = []
     for fault in error.errors(include_url=False, include_context=False, include_input=False):
         path = ".".join(str(part)[:50] for part in fault["loc"][:4]) or "payload"
-        kind = fault["type"]
-        faults.append(f"{path} {_FAULT_TEXTS.get(kind) or f'is invalid: {kind}'}")
+        kind, message = fault["type"], fault["msg"]
+        if kind in _FAULT_TEXTS:
+            faults.append(f"{path} {_FAULT_TEXTS[kind]}")
+        elif kind not in _MESSAGES:
+            faults.append(f"{path} is invalid: {kind}")
+        elif message.startswith("Input should "):
+            faults.append(f"{path} {message.removeprefix('Input ')}")
+        else:
+            faults.append(f"{path} is invalid: {message}")
     more = len(faults) - _MAX_FAULTS
     return "; ".join(faults[:_MAX_FAULTS]) + (f"; and {more} more" if more > 0 else "")
