@@ -36,7 +36,7 @@ from taskqueue_worker.child_messages import (
     Ready,
     Record,
     Report,
-    Run,
+    RunTask,
     packed,
 )
 from taskqueue_worker.handlers import Handlers
@@ -168,12 +168,12 @@ async def _serve(channel: Channel, begin: Begin) -> None:
         loop = asyncio.get_running_loop()
         channel.send(Ready())
 
-        def deliver(order: Run) -> None:
+        def deliver(order: RunTask) -> None:
             settler.result_limit = order.result_limit
             runner.deliver([_deliveries.decode(order.delivery)])
 
         def read() -> None:
-            while isinstance(order := channel.receive(), Run):
+            while isinstance(order := channel.receive(), RunTask):
                 settler.busy = True
                 loop.call_soon_threadsafe(deliver, order)
             if settler.busy:

@@ -38,7 +38,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     """whether structlog has the configuration of the worker"""
 
 
-class Run(msgspec.Struct, frozen=True, tag="run"):
+class RunTask(msgspec.Struct, frozen=True, tag="run"):
     """An order to run one task."""
 
     delivery: bytes
@@ -93,7 +93,7 @@ class Record(msgspec.Struct, frozen=True, tag="record"):
     """the formatted traceback"""
 
 
-Order = Begin | Run
+Order = Begin | RunTask
 Report = Ready | NotStarted | ProgressMade | Ended | Record
 ORDERS: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 REPORTS: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)

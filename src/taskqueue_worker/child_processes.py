@@ -28,7 +28,7 @@ from taskqueue_worker.child_messages import (
     ProgressMade,
     Ready,
     Record,
-    Run,
+    RunTask,
     packed,
 )
 from taskqueue_worker.handlers import Handler
@@ -90,7 +90,7 @@ class ChildProcesses:
         child = self._idle.pop() if self._idle else await self._start()
         on_start()
         try:
-            outcome = await child.run(Run(text, result_limit), on_progress)
+            outcome = await child.run(RunTask(text, result_limit), on_progress)
         except BaseException:
             child.kill()
             raise
@@ -163,7 +163,7 @@ class _Child:
             kind = ConfigurationError if answer.configuration else ChildProcessEnded
             raise kind(f"tasks with run='process' cannot start: {answer.reason}")
 
-    async def run(self, order: Run, on_progress: Callable[[float | str], None]) -> Outcome:
+    async def run(self, order: RunTask, on_progress: Callable[[float | str], None]) -> Outcome:
         """Run a task, and return its outcome."""
         self.tasks += 1
         self._on_progress = on_progress
