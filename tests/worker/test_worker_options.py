@@ -215,7 +215,10 @@ async def test_the_end_of_the_parent(server: FakeServer, tmp_path: Path) -> None
             await peer.next(Bye)
 
 
-@pytest.mark.parametrize(("words", "code"), [(["--only", "nothing"], 2), (["--url", "REFUSES"], 4)])
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [(["--only", "nothing"], 2), (["--url", "REFUSES"], 4), (["--backend", "memory"], 2)],
+)
 async def test_processes_that_cannot_start(
     server: FakeServer, tmp_path: Path, words: list[str], code: int
 ) -> None:

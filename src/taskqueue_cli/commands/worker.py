@@ -30,6 +30,7 @@ from taskqueue_cli.worker_processes import WorkerProcesses, reporting_to_parent
 from taskqueue_core.concurrency import first_completed
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
+from taskqueue_core.loading import load_backend
 from taskqueue_worker import BaseWorker, LocalWorker, Worker, load_worker
 from taskqueue_worker.report import WorkerReport
 
@@ -164,6 +165,8 @@ def run(
                 console.print(f"[yellow]○[/] connecting to {escape(worker.source)}", soft_wrap=True)
             asyncio.run(_serve(worker, board, file, ready, parent))
             return
+        if local or backend is not None:
+            _demand_shared(backend or load_settings(Settings).backend)
         _set_up_logs(log_level, log_format)
         words = _words(target, url=url, concurrency=concurrency, only=only, local=local)
         words += _words(apply=apply, backend=backend, log_level=log_level, log_format=log_format)
@@ -178,6 +181,14 @@ def run(
         )
         if code := asyncio.run(_with_beats(supervisor.run(), partial(_touch, board, file))):
             raise typer.Exit(code)
+
+
+def _demand_shared(backend: str) -> None:
+    if not load_backend(backend).capabilities.shared:
+        raise ConfigurationError(
+            f"--processes and --reload need a store that processes share, but each process has a {backend!r} backend of "
+            "its own: run 'taskqueue serve', and the worker without --local and --backend"
+        )
 
 
 def _set_up_logs(level: str | None, form: LogFormat | None) -> None:
