@@ -186,7 +186,7 @@ def run(
 def _demand_shared(backend: str) -> None:
     if not load_backend(backend).capabilities.shared:
         raise ConfigurationError(
-            f"--processes and --reload need a store that processes share, but each process has a {backend!r} backend of "
+            f"--processes and --reload need a store that processes share, but each has a {backend!r} backend of "
             "its own: run 'taskqueue serve', and the worker without --local and --backend"
         )
 
