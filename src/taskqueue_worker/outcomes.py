@@ -161,10 +161,12 @@ class HandlerCall(msgspec.Struct, eq=False):
 def outcomes_of_return(
     call: HandlerCall, value: object, limit: int, log: TaskLog
 ) -> Sequence[Outcome]:
-    """Return one outcome for each task of a call whose handler returned ``value``. Failures are logged."""
-    if not call.handler.options.batch:
-        return (outcome_of_value(value, limit),)
+    """Return one outcome for each task of a call whose handler returned ``value``. All but successes are logged."""
     jobs = call.jobs
+    if not call.handler.options.batch:
+        outcome = outcome_of_value(value, limit)
+        _log_end(jobs[0], outcome, log)
+        return (outcome,)
     if value is None:
         return [outcome_of_value(None, limit)] * len(jobs)
     if not isinstance(value, list | tuple) or len(value) != len(jobs):
@@ -182,14 +184,20 @@ def outcomes_of_return(
                 copy_context().run(log.failed_alone, [job.delivery], reason)
         else:
             outcome = outcome_of_value(item, limit)
+        _log_end(job, outcome, log)
         outcomes.append(outcome)
     return outcomes
+
+
+def _log_end(job: RunningTask, outcome: Outcome, log: TaskLog) -> None:
+    if not job.settled:
+        log.ended(job.delivery, outcome)
 
 
 def outcomes_of_error(call: HandlerCall, error: BaseException, log: TaskLog) -> HandlerEnd:
     """Return one outcome per task of a call whose handler raised ``error``, or ``error`` if it ends the process.
 
-    A failure is logged.
+    Failures, rejections, retries and snoozes are logged.
     """
     if not isinstance(error, Exception):
         return error
@@ -200,6 +208,7 @@ def outcomes_of_error(call: HandlerCall, error: BaseException, log: TaskLog) -> 
         ends = [_outcome_by_rules(job, error) for job in call.jobs]
     failed: dict[int, tuple[Exception, list[AnyDelivery]]] = {}
     for job, (outcome, reason) in zip(call.jobs, ends, strict=True):
+        _log_end(job, outcome, log)
         if isinstance(outcome, Failed) and not job.settled:
             failed.setdefault(id(reason), (reason, []))[1].append(job.delivery)
     for reason, deliveries in failed.values():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
@@ -11,7 +10,7 @@ from typing import Any, Protocol
 
 from taskqueue_core.application.context import Context
 from taskqueue_core.application.handler_scope import HANDLER_SCOPE
-from taskqueue_core.retry import Failed, HandBack, Outcome
+from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected
 from taskqueue_core.telemetry import processing
 from taskqueue_worker.batch_buffer import AnyDelivery, BatchBuffer
 from taskqueue_worker.child_processes import ChildProcesses
@@ -30,8 +29,6 @@ from taskqueue_worker.task_log import TaskLog
 from taskqueue_worker.threads import Threads, ThreadsafeInbox
 from taskqueue_worker.unknown_tasks import UnknownTasks
 from taskqueue_worker.worker_scope import WorkerScope
-
-_log = logging.getLogger("taskqueue.worker")
 
 
 class OutcomeSettler(Protocol):
@@ -193,6 +190,8 @@ class HandlerRunner:
                 self._start(handler, [delivery])
             else:
                 outcome = self._unknown.without_handler(delivery)
+                if isinstance(outcome, Rejected):
+                    self._task_log.ended(delivery, outcome)
                 self._on_outcome(outcome, delivery)
                 self._settler.finish(delivery.receipt, outcome)
         if self._has_batches and not self._batches_first:
@@ -213,11 +212,10 @@ class HandlerRunner:
             try:
                 values.append(handler.arguments.read(bytes(task.payload)))
             except Exception as error:  # noqa: BLE001 - a validator may raise any exception
-                kind = type(error).__name__
-                _log.warning("task %s of %s has an invalid payload: %s", task.id, task.key, kind)
-                outcome = self._unknown.with_invalid_payload(
-                    delivery, handler, outcome_of_error(error)
-                )
+                end = outcome_of_error(error)
+                outcome = self._unknown.with_invalid_payload(delivery, handler, end)
+                if outcome is end:
+                    self._log_unread(delivery, end, error)
                 self._on_outcome(outcome, delivery)
                 self._settler.finish(delivery.receipt, outcome)
                 continue
@@ -230,6 +228,12 @@ class HandlerRunner:
             if handler.options.batch:
                 self._buffer.started(handler)
             self._call(call, handler.arguments.of(values, [job.context for job in call.jobs]))
+
+    def _log_unread(self, delivery: AnyDelivery, outcome: Outcome, error: Exception) -> None:
+        if isinstance(outcome, Failed):
+            self._context.copy().run(self._task_log.failed_alone, [delivery], error)
+        else:
+            self._task_log.ended(delivery, outcome)
 
     def _call(self, call: HandlerCall, arguments: dict[str, Any]) -> None:
         self._idle.clear()

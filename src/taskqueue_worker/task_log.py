@@ -1,16 +1,17 @@
-"""Log records of tasks: the fields that each record of a running task carries, and the record of a failed attempt."""
+"""Log records of tasks: the fields that each record of a running task carries, and the records of attempts."""
 
 from __future__ import annotations
 
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
 import taskqueue_core.application
+from taskqueue_core.retry import Outcome, Rejected, RetryLater, Snoozed
 from taskqueue_worker.batch_buffer import AnyDelivery
 
 _Call: TypeAlias = "tuple[str, AnyDelivery, int]"
@@ -66,6 +67,25 @@ class TaskLog:
         """Log a failed attempt outside of its call; must be run in a context of its own."""
         self.enter(deliveries[0], len(deliveries))
         self.failed(deliveries, error)
+
+    def ended(self, delivery: AnyDelivery, outcome: Outcome) -> None:
+        """Log a rejection, a requested retry or a snooze, with the fields of its task."""
+        if isinstance(outcome, Rejected | RetryLater | Snoozed):
+            copy_context().run(self._ended_alone, delivery, outcome)
+
+    def _ended_alone(self, delivery: AnyDelivery, outcome: Rejected | RetryLater | Snoozed) -> None:
+        self.enter(delivery)
+        task = delivery.task
+        match outcome:
+            case Rejected(reason, error):
+                text = f" ({error})" if error and not self._hide_texts else ""
+                _log.warning("task %s of %s was rejected: %s%s", task.id, task.key, reason, text)
+            case RetryLater(_, error):
+                text = "" if self._hide_texts else f": {error}"
+                message = "task %s of %s asks for a retry (attempt %d)%s"
+                _log.info(message, task.id, task.key, delivery.attempt, text)
+            case Snoozed(delay):
+                _log.info("task %s of %s is put off by %g s", task.id, task.key, delay)
 
     def exc_info(
         self, error: BaseException

@@ -51,7 +51,6 @@ class UnknownTasks:
         if delivery.attempt < attempt:  # the same id was published again
             since = delivery.delivered_at
         if delivery.delivered_at - since >= PATIENCE:
-            _log.error("task %s of %s is a dead letter: %s", task.id, task.key, why)
             return end
         self._since[key] = since, delivery.attempt
         if len(self._since) > _REMEMBERED:

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import logging
+import re
 import sys
 from asyncio.subprocess import PIPE
 from contextvars import ContextVar
@@ -14,8 +15,8 @@ from typing import Any
 import pytest
 
 from taskqueue_core.logs import formatter
-from taskqueue_core.protocol.frames import AckFrame, RetryFrame
-from taskqueue_worker import Worker
+from taskqueue_core.protocol.frames import AckFrame, DeadLetterFrame, RetryFrame
+from taskqueue_worker import Reject, Retry, Snooze, Worker
 from taskqueue_worker.task_log import FIELDS, TaskLog
 from tests.worker.fake import PATIENCE, FakeServer, running, work
 from tests.worker.logged import tasks
@@ -159,6 +160,90 @@ async def test_a_failed_item_of_a_batch_is_a_record(
     (record,) = (record for record in caplog.records if "failed" in record.getMessage())
     assert vars(record)["task_id"] == failing.task.id
     assert "ValueError: zero" in caplog.text
+
+
+def _rejecting(kind: str, url: str) -> Worker:
+    """Return a worker whose handler ends a task in one way, always with the secret in a text."""
+    worker = Worker(url=url, worker_id="w-5")
+
+    def raises(n: int) -> object:
+        match kind:
+            case "raised":
+                raise Reject("bad_address", SECRET)
+            case "returned":
+                return Reject("bad_address", SECRET)
+            case "rule":
+                raise KeyError(SECRET)
+            case "result":
+                return float("nan")
+            case "snooze":
+                raise Snooze(5)
+            case "retry":
+                raise Retry(error=SECRET)
+        return n
+
+    rules = {KeyError: Reject("bad_address")} if kind == "rule" else None
+    worker.task("work", on_error=rules)(raises)
+
+    @worker.task("batch", batch=2)
+    async def some(items: list[int]) -> list[object]:
+        return [Reject("bad_address", SECRET) for _ in items]
+
+    return worker
+
+
+_ENDS = {
+    "raised": (r"was rejected: bad_address \(hunter2\)", DeadLetterFrame),
+    "returned": (r"was rejected: bad_address \(hunter2\)", DeadLetterFrame),
+    "rule": (r"was rejected: bad_address \(KeyError: 'hunter2'\)", DeadLetterFrame),
+    "result": (r"was rejected: invalid_result \(result: got float; .*\)", DeadLetterFrame),
+    "payload": (r"was rejected: invalid_payload \(payload should be .*\)", DeadLetterFrame),
+    "batch": (r"was rejected: bad_address \(hunter2\)", DeadLetterFrame),
+    "snooze": (r"is put off by 5 s", RetryFrame),
+    "retry": (r"asks for a retry \(attempt 1\): hunter2", RetryFrame),
+}
+
+
+_REASONS = ("bad_address", "invalid_result", "invalid_payload")
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("kind", _ENDS)
+async def test_each_end_without_a_success_is_a_record(
+    server: FakeServer,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    hidden: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    """U10, fault K1: a rejection, a retry and a snooze are one record each, with the task's fields.
+
+    With ``TASKQUEUE_LOG_ERRORS=frames``, texts are left out.
+    """
+    caplog.set_level(logging.INFO, logger="taskqueue.worker")
+    if hidden:
+        monkeypatch.setenv("TASKQUEUE_LOG_ERRORS", "frames")
+    pattern, frame = _ENDS[kind]
+    delivery = work(
+        "no number" if kind == "payload" else 1, key="batch" if kind == "batch" else "work"
+    )
+    async with running(_rejecting(kind, server.url)):
+        peer = await server.welcomed()
+        await peer.deliver(delivery)
+        await peer.next(frame)
+    (record,) = (each for each in caplog.records if each.getMessage().startswith("task "))
+    assert vars(record)["task_id"] == delivery.task.id
+    assert vars(record)["worker_id"] == "w-5"
+    shown = record.getMessage()
+    start = f"task {delivery.task.id} of {delivery.task.key} "
+    if hidden:
+        assert SECRET not in shown
+        assert shown in {start + "was rejected: " + reason for reason in _REASONS} | {
+            start + "is put off by 5 s",
+            start + "asks for a retry (attempt 1)",
+        }
+    else:
+        assert re.fullmatch(re.escape(start) + pattern, shown)
 
 
 @pytest.mark.parametrize("form", ["json", "text", "people"])
