@@ -194,7 +194,8 @@ def _warn_of_misspelt_variables() -> None:
 
     Other unknown variables may belong to a package that does not declare its settings. Values are not logged.
     """
-    known = variables_of(Settings) | {SECRETS_DIR}
+    own = variables_of(Settings)
+    known = own | {SECRETS_DIR}
     names = {name for name in os.environ if name.startswith(_PREFIX)} - known - _reported
     points = entry_points(group=SETTINGS_GROUP) if names else ()
     # Import the classes with a prefix that occurs first: the process needs them anyway.
@@ -207,7 +208,8 @@ def _warn_of_misspelt_variables() -> None:
             continue
         known |= {_OLD_PREFIX + name.removeprefix(_PREFIX) for name in known}
     for name in sorted(names - known):
-        if match := get_close_matches(name, sorted(known), n=1, cutoff=_SIMILAR):
+        ending = [each for each in sorted(own) if each.endswith(f"_{name.removeprefix(_PREFIX)}")]
+        if match := ending or get_close_matches(name, sorted(known), n=1, cutoff=_SIMILAR):
             _reported.add(name)
             _log.warning(
                 "%s is not a setting and has no effect; did you mean %s?", name[:100], match[0]

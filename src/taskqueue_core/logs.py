@@ -92,8 +92,6 @@ def set_up_logs(
     if everything:
         root.addHandler(handler)
         root.setLevel(level)
-        if level >= logging.INFO:  # it logs every request
-            logging.getLogger("httpx2").setLevel(max(level, logging.WARNING))
         set_up_structlog()
         return
     # Below WARNING, uvicorn logs URLs as the client sent them, including tokens in the query.

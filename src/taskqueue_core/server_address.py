@@ -13,10 +13,11 @@ from taskqueue_core.limits import check_name
 
 SOCKET_PATH = "/v1/socket"
 _TLS_SUFFIXES = {"http": "", "ws": "", "https": "s", "wss": "s"}
-_INVALID = (
-    "invalid server URL: it must look like http://host:port or https://host/prefix; "
+_ALLOWED = (
+    "it must look like http://host:port or https://host/prefix; "
     "set it with TASKQUEUE_SERVER_URL, --server or --url"
 )
+_STORES = ("redis", "rediss", "unix")
 
 
 class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,9 +42,16 @@ class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
         except ValueError:
-            raise ConfigurationError(_INVALID) from None
+            raise ConfigurationError(f"invalid server URL: {_ALLOWED}") from None
+        if parts.scheme in _STORES:
+            raise ConfigurationError(
+                f"invalid server URL: {parts.scheme}:// is the address of a store, not of a server: set "
+                "TASKQUEUE_BACKEND=redis and TASKQUEUE_REDIS_URL"
+            )
+        if "//" not in url and url:
+            raise ConfigurationError(f"invalid server URL: http:// is missing: {_ALLOWED}")
         if parts.scheme not in _TLS_SUFFIXES or not host or parts.query or parts.fragment:
-            raise ConfigurationError(_INVALID)
+            raise ConfigurationError(f"invalid server URL: {_ALLOWED}")
         tls = _TLS_SUFFIXES[parts.scheme]
         prefix = parts.path.rstrip("/").removesuffix(SOCKET_PATH)
         name = f"[{host}]" if ":" in host else host

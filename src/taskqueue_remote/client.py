@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -224,6 +225,10 @@ class HttpClient:
         return Answer(response.status_code, response.content)
 
     def _connect(self) -> httpx2.AsyncClient:
+        requests_log = logging.getLogger("httpx2")
+        level = requests_log.getEffectiveLevel()
+        if requests_log.level == logging.NOTSET and level >= logging.INFO:  # it logs each request
+            requests_log.setLevel(max(level, logging.WARNING))
         headers = {"accept": f"{JSON}, {NDJSON}", "user-agent": "taskqueue"}
         if self._token is not None:
             headers["authorization"] = f"Bearer {self._token}"

@@ -40,7 +40,7 @@ _ERRORS: dict[str, type[TaskQueueError]] = {
 }
 _ACCESS_DENIED = (401, 403)
 _TRY_LATER = (429, 503)
-_NOT_FOUND = 404
+_NO_SUCH_METHOD = (404, 405, 501)
 _REDIRECTS = range(300, 400)
 _SERVER_ERRORS = range(500, 600)
 
@@ -78,13 +78,13 @@ def to_error(problem: RemoteProblem, server: str) -> TaskQueueError:
             f"the server at {server} rejected the request ({status}): {detail or 'no reason given'}; "
             "check TASKQUEUE_TOKEN"
         )
+    if status in _REDIRECTS or (status in _NO_SUCH_METHOD and not code):
+        return ConfigurationError(
+            f"the server at {server} is not a taskqueue server (status {status}): check TASKQUEUE_SERVER_URL"
+        )
     if status in _TRY_LATER or status in _SERVER_ERRORS:
         return BackendUnavailable(
             detail or f"the server at {server} responded with status {status}"
-        )
-    if status in _REDIRECTS or (status == _NOT_FOUND and not code):
-        return ConfigurationError(
-            f"the server at {server} is not a taskqueue server (status {status}): check TASKQUEUE_SERVER_URL"
         )
     return TaskQueueError(
         f"the server responded with status {status}: {detail or code or 'no reason given'}"

@@ -167,7 +167,7 @@ def test_a_misspelt_variable_is_named(
 ) -> None:
     """U4: a misspelt variable is one warning per process, which names the nearest setting, of backends too."""
     monkeypatch.setattr(config, "_reported", set())
-    for name in ("SERVR_URL", "REDIS_PASWORD", "OLD_REDIS_URI", "UNRELATED_PACKAGE_OPTION"):
+    for name in ("SERVR_URL", "REDIS_PASWORD", "OLD_REDIS_URI", "URL", "UNRELATED_PACKAGE_OPTION"):
         monkeypatch.setenv(f"TASKQUEUE_{name}", "secret")
     for name in ("REDIS_URL", "OLD_REDIS_PASSWORD", "DISPATCH_LEASE", "SECRETS_DIR"):
         monkeypatch.setenv(f"TASKQUEUE_{name}", "")
@@ -176,6 +176,7 @@ def test_a_misspelt_variable_is_named(
     assert [record.message.split("did you mean")[1] for record in caplog.records] == [
         " TASKQUEUE_OLD_REDIS_URL?",
         " TASKQUEUE_REDIS_PASSWORD?",
+        " TASKQUEUE_SERVER_URL?",
         " TASKQUEUE_SERVER_URL?",
     ]
     assert "secret" not in caplog.text

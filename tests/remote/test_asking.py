@@ -1,6 +1,7 @@
 """Everything except publishing through the remote backend: lookups, control, health and time."""
 
 import json
+import logging
 
 import httpx2
 import pytest
@@ -49,6 +50,42 @@ def test_an_address_that_cannot_be_one_is_refused_at_once(url: str) -> None:
     """An invalid URL is refused when the backend is created, not at its first use."""
     with pytest.raises(ConfigurationError, match="http://host:port"):
         RemoteBackend(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "advice"),
+    [
+        ("127.0.0.1:18655", "http:// is missing"),
+        ("localhost:18655", "http:// is missing"),
+        ("redis://127.0.0.1:6379", "TASKQUEUE_BACKEND=redis and TASKQUEUE_REDIS_URL"),
+    ],
+)
+def test_an_invalid_address_is_explained(url: str, advice: str) -> None:
+    """U4: an address without a scheme, or of a store, is refused with what to write instead."""
+    with pytest.raises(ConfigurationError, match=advice):
+        RemoteBackend(url)
+
+
+@pytest.mark.parametrize("status", [404, 405, 501])
+async def test_another_server_is_named(status: int) -> None:
+    """U4: a publish to a web server that is not a server of this project says so."""
+    backend = remote(httpx2.Response(status, text="<html>"))
+    with pytest.raises(ConfigurationError, match="not a taskqueue server"):
+        await backend.publisher.publish(Task(key="k", id="1"))
+
+
+@pytest.mark.parametrize("own", [logging.NOTSET, logging.DEBUG])
+async def test_requests_are_not_logged(caplog: pytest.LogCaptureFixture, own: int) -> None:
+    """U10: an application that logs at level info gets no line per request, unless it sets the level of ``httpx2``."""
+    log = logging.getLogger("httpx2")
+    before = log.level
+    log.setLevel(own)
+    try:
+        with caplog.at_level(logging.INFO):
+            await remote(httpx2.Response(200, json={})).health()
+        assert ("HTTP Request" in caplog.text) == (own == logging.DEBUG)
+    finally:
+        log.setLevel(before)
 
 
 def test_a_token_that_no_header_can_carry_is_refused() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from taskqueue_core.application.rules import ErrorRules
 from taskqueue_core.logs import formatter
 from taskqueue_core.protocol.frames import AckFrame, DeadLetterFrame, RetryFrame
 from taskqueue_worker import Reject, Retry, Snooze, Worker
@@ -182,7 +183,7 @@ def _rejecting(kind: str, url: str) -> Worker:
                 raise Retry(error=SECRET)
         return n
 
-    rules = {KeyError: Reject("bad_address")} if kind == "rule" else None
+    rules: ErrorRules | None = {KeyError: Reject("bad_address")} if kind == "rule" else None
     worker.task("work", on_error=rules)(raises)
 
     @worker.task("batch", batch=2)
@@ -192,7 +193,7 @@ def _rejecting(kind: str, url: str) -> Worker:
     return worker
 
 
-_ENDS = {
+_ENDS: dict[str, tuple[str, Any]] = {
     "raised": (r"was rejected: bad_address \(hunter2\)", DeadLetterFrame),
     "returned": (r"was rejected: bad_address \(hunter2\)", DeadLetterFrame),
     "rule": (r"was rejected: bad_address \(KeyError: 'hunter2'\)", DeadLetterFrame),
