@@ -6,11 +6,14 @@ A background thread runs the event loop; calls block until they have a result. M
 from __future__ import annotations
 
 import asyncio
+import atexit
+import os
 import threading
 from collections.abc import Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
 
 from typing_extensions import Unpack
 
@@ -27,7 +30,8 @@ def connect_sync(backend: str | Backend | None = None) -> Iterator[SyncQueue]:
     """Open a `SyncQueue`. ``backend`` is as in `taskqueue_core.queue.connect`.
 
     Raises `TaskQueueError` if an event loop runs in this thread, because calls would block it. When the ``with``
-    block ends, unfinished calls in other threads are cancelled, and the background thread ends.
+    block or the program ends, unfinished calls in other threads are cancelled, and the background thread ends. In a
+    forked process, the first call opens the backend again, which needs its name.
 
     >>> with connect_sync("taskqueue_memory") as queue:
     ...     confirmation = queue.publish("mail", {"to": "ada"})
@@ -35,18 +39,17 @@ def connect_sync(backend: str | Backend | None = None) -> Iterator[SyncQueue]:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        loop = _Thread()
+        connection = _Connection(backend)
     else:
         raise TaskQueueError("connect_sync would block the running event loop: use connect")
+    atexit.register(
+        connection.close
+    )  # for a block that does not end, as in a module of a web application
     try:
-        opened = connect(backend)
-        queue = loop.call(opened.__aenter__())
-        try:
-            yield SyncQueue(queue, loop)
-        finally:
-            loop.call(opened.__aexit__(None, None, None))
+        yield SyncQueue(connection.queue, connection)
     finally:
-        loop.close()
+        atexit.unregister(connection.close)
+        connection.close()
 
 
 class BlockingCalls(Protocol):
@@ -69,17 +72,24 @@ class LoopCalls:
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the event loop, and return its result.
 
-        Raises `TaskQueueError` in the thread of the loop, which the call would block, and after `close`.
+        Raises `TaskQueueError` in the thread of the loop, which the call would block, if the loop has stopped, and
+        after `close`.
         """
         if asyncio._get_running_loop() is self.loop:  # noqa: SLF001 - get_running_loop raises an error without a loop
             coroutine.close()
             raise TaskQueueError(
-                "this call would block the event loop, which must run it: await the async method instead"
+                "this call would block the event loop, which must run it: await the async method instead, such as "
+                "publish instead of publish_sync"
             )
         with self._lock:  # a call submitted after the loop has stopped would never return
             if self._closed:
                 coroutine.close()
                 raise TaskQueueError("the queue is closed")
+            if not self.loop.is_running():
+                coroutine.close()
+                raise TaskQueueError(
+                    "the event loop that opened the connection has stopped: open the connection with connect_sync"
+                )
             future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
             self._running.add(future)
         try:
@@ -99,10 +109,17 @@ class LoopCalls:
             future.cancel()
 
 
-class _Thread(LoopCalls):
-    """A thread that runs an event loop until `close`."""
+class _Connection(LoopCalls):
+    """A queue in the event loop of a thread, until `close`. In a forked process, the first call opens it again."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: str | Backend | None) -> None:
+        self._backend = backend
+        self._inherited = False
+        self._opening = threading.Lock()
+        self.queue = self._open()
+        _CONNECTIONS.add(self)
+
+    def _open(self) -> Queue:
         ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
         async def run() -> None:
@@ -116,11 +133,74 @@ class _Thread(LoopCalls):
         self._thread.start()
         loop, self._stop = ready.result()
         super().__init__(loop)
+        self._opened = connect(self._backend)
+        try:
+            return super().call(self._opened.__aenter__())
+        except BaseException:
+            self._end()
+            raise
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine, as `LoopCalls.call` does."""
+        if self._inherited:
+            try:
+                self._open_again()
+            except BaseException:
+                coroutine.close()
+                raise
+        return super().call(coroutine)
+
+    def _open_again(self) -> None:
+        with self._opening:
+            if not self._inherited:
+                return
+            if not isinstance(self._backend, str | None):
+                raise TaskQueueError(
+                    "this process was forked, and the connection is the one of its parent process: pass the name of "
+                    "the backend to connect_sync, or call it after the fork"
+                )
+            state = vars(self._open())
+            vars(self.queue).clear()
+            vars(self.queue).update(state)  # handles have this queue
+            self._inherited = False
+
+    def after_fork(self) -> None:
+        """Forget the thread and the connection of the parent process, and the locks of its threads."""
+        self._lock, self._opening = threading.Lock(), threading.Lock()
+        if not self._closed and not self._inherited:
+            self._inherited = True
+            _OF_PARENTS.append((self.loop, self._thread, self._opened, dict(vars(self.queue))))
 
     def close(self) -> None:
+        """Close the connection, and end the thread. Idempotent."""
+        if self._closed:
+            return
+        if self._inherited:
+            self._closed, self._inherited = True, False
+            return
+        try:
+            super().call(self._opened.__aexit__(None, None, None))
+        finally:
+            self._end()
+
+    def _end(self) -> None:
         super().close()
         self.loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
+
+
+_CONNECTIONS: WeakSet[_Connection] = WeakSet()
+_OF_PARENTS: list[object] = []
+"""in a forked process: what is kept, because closing it would also stop the parent's event loop from reading it"""
+
+
+def _after_fork() -> None:
+    for connection in list(_CONNECTIONS):
+        connection.after_fork()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class SyncQueue:

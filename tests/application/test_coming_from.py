@@ -58,6 +58,7 @@ async def test_publishing() -> None:
         await tasks.publish_many([resize.call(7)])
         await taskqueue.drain()
         assert await resize.handle("cat").result(timeout=30) == 16
+        assert resize.handle_sync("cat").result(timeout=30) == 16
         late = [resize.using(delay=5), resize.using(not_before=tomorrow)]
         for each in late:
             await each.publish(9)

@@ -151,7 +151,7 @@ def _blocking(shop: Any, names: dict[str, Any]) -> Iterator[None]:
         ready = threading.Event()
         thread = threading.Thread(target=lambda: asyncio.run(worker.serve(on_ready=ready.set)))
         names["queue"] = queue
-        names["handle"] = shop.resize.publish_sync("cat.png")
+        names["handle"] = shop.resize.using(id="cat-320").publish_sync("cat.png")
         thread.start()
         ready.wait()
         try:

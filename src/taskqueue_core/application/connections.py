@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -14,12 +15,16 @@ from taskqueue_core.backend import Backend
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import kind_of
 from taskqueue_core.queue import Queue, connect
-from taskqueue_core.sync import SyncQueue, connect_sync
+from taskqueue_core.sync import LoopCalls, SyncQueue, connect_sync
 
 _NOT_CONNECTED = (
     "publishing needs a connection: pass one with .using(on=queue), publish inside a handler, which uses the "
     "connection of its worker, or write 'async with tasks.connect(...)' ('with tasks.connect_sync(...)' in code that "
     "is not async)"
+)
+_ONLY_BLOCKING = (
+    "the open connection of this registry is for code that is not async ('with tasks.connect_sync(...)'): use "
+    "publish_sync, publish_many_sync or handle_sync, or open one here with 'async with tasks.connect(...)'"
 )
 
 
@@ -40,7 +45,7 @@ class Connections:
                 )
         self._middleware = tuple(middleware)
         self._parents: list[Self] = []
-        self._queues: list[Queue] = []
+        self._queues: list[tuple[Queue, SyncQueue]] = []
         self._sync_queues: list[SyncQueue] = []
         self._replacement: tuple[Queue, SyncQueue] | None = None
 
@@ -63,7 +68,8 @@ class Connections:
         """Open the connection through which this registry's tasks are published, and close it at the end.
 
         ``backend`` is as in `taskqueue_core.connect`. A `Queue` that is passed is used, and not closed. Handlers use
-        the connection of their worker instead.
+        the connection of their worker instead. Blocking calls in other threads use it, too, unless `connect_sync` has
+        opened one.
 
         >>> async with tasks.connect("server"):
         ...     await resize.publish("cat.png")
@@ -72,11 +78,14 @@ class Connections:
             yield replacement[0]
             return
         if isinstance(backend, Queue):
-            self._queues.append(backend)
+            calls = LoopCalls(asyncio.get_running_loop())
+            opened = backend, SyncQueue(backend, calls)
+            self._queues.append(opened)
             try:
                 yield backend
             finally:
-                self._queues.remove(backend)
+                self._queues.remove(opened)
+                calls.close()
             return
         async with connect(backend) as queue, self.connect(queue):
             yield queue
@@ -84,6 +93,8 @@ class Connections:
     @contextmanager
     def connect_sync(self, backend: str | Backend | SyncQueue | None = None) -> Iterator[SyncQueue]:
         """Open the connection for code without an event loop, and close it at the end. Thread-safe.
+
+        The end of the program closes it, too. A forked process opens its own with its first call.
 
         >>> with tasks.connect_sync("server"):
         ...     resize.publish_sync("cat.png")
@@ -134,7 +145,9 @@ class Connections:
                 return replacement[0]
             for registry in self._with_ancestors():
                 if queues := registry._queues:  # noqa: SLF001 - an attribute of the same class
-                    return queues[-1]
+                    return queues[-1][0]
+            if any(each._sync_queues for each in self._with_ancestors()):  # noqa: SLF001 - as above
+                raise NotConnected(_ONLY_BLOCKING)
         elif isinstance(given, Queue):
             return given
         else:
@@ -142,7 +155,7 @@ class Connections:
         raise NotConnected(_NOT_CONNECTED)
 
     def sync_queue(self, given: Queue | SyncQueue | None = None) -> SyncQueue:
-        """Return the connection for a blocking call, as `queue` does."""
+        """Return the connection for a blocking call, as `queue` does; in another thread, also that of an event loop."""
         if given is None:
             scope = HANDLER_SCOPE.get()
             if scope is not None and (own := scope.sync_queue()) is not None:
@@ -150,8 +163,10 @@ class Connections:
             if (replacement := self._replaced()) is not None:
                 return replacement[1]
             for registry in self._with_ancestors():
-                if queues := registry._sync_queues:  # noqa: SLF001 - an attribute of the same class
-                    return queues[-1]
+                if sync_queues := registry._sync_queues:  # noqa: SLF001 - an attribute of the same class
+                    return sync_queues[-1]
+                if queues := registry._queues:  # noqa: SLF001 - an attribute of the same class
+                    return queues[-1][1]
         elif isinstance(given, SyncQueue):
             return given
         else:

@@ -201,6 +201,15 @@ class TaskFunction(Generic[P, R_co, C_co]):
             self.queue, task_id, self.registry.queue(self.changes.get("on")), self.read_result
         )
 
+    def handle_sync(self, task_id: str) -> SyncHandle[R_co]:
+        """Return the handle of a task that was published elsewhere, for code without an event loop.
+
+        >>> resize.handle_sync("cat-320").result(timeout=30)
+        {'width': 320}
+        """
+        queue = self.registry.sync_queue(self.changes.get("on"))
+        return SyncHandle(queue, Handle(self.queue, task_id, queue.queue, self.read_result))
+
     async def task(self, queue: Queue, text: bytes) -> Task:
         """Return the task to publish. ``text``: the arguments as JSON text. Raises `InvalidInput`."""
         if self.changes:
