@@ -25,7 +25,7 @@ from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.queue import Queue
 from taskqueue_worker.child_processes import ChildProcesses, begin_of
-from taskqueue_worker.declarations import apply, compare
+from taskqueue_worker.declarations import apply, watch
 from taskqueue_worker.handlers import Handler, Handlers
 from taskqueue_worker.quarantine import Quarantine
 from taskqueue_worker.report import WorkerReport, outcome_name
@@ -85,7 +85,7 @@ class BaseWorker(ABC):
         self._grace = grace
         self._tasks_per_child: int | None = None
         self._only: frozenset[str] | None = None
-        self._apply = False
+        self._apply, self.target = False, "MODULE:ATTR"
         self._quarantine = quarantine
         self._handlers = Handlers()
         self._own_tasks = Tasks()
@@ -321,7 +321,11 @@ class BaseWorker(ABC):
                 if declared:
                     if self._apply or link.local:
                         await apply(link.queue().backend, declared, asked=self._apply)
-                    comparing = asyncio.create_task(compare(link.queue, declared, self._handlers))
+                    watching = watch(
+                        *(link.queue, declared, self._handlers, run.reconnected, self.target),
+                        asked=self._apply,
+                    )
+                    comparing = asyncio.create_task(watching)
                 async with scope.open(self._tasks, run.starting):
                     await run.work(link.connect)
             except TimeoutError:

@@ -31,15 +31,49 @@ async def apply(
     if not asked and (backend.capabilities.shared or not has(backend, Capability.CONTROL)):
         return
     try:
-        await apply_declarations(backend, declared, prune=False, dry_run=False)
+        applied = await apply_declarations(backend, declared, prune=False, dry_run=False)
     except CapabilityMissing as error:
         if asked:
             raise
         _log.warning("declarations not applied: %s", error)
+    else:
+        if asked:
+            changes: dict[str, list[str]] = {}
+            for each in applied.changed:
+                changes.setdefault(each.key, []).append(each.field)
+            lines = [f"{key}: {', '.join(fields)}" for key, fields in changes.items()]
+            _log.info("declarations applied, settings changed: %s", _first(lines) or "none")
 
 
-async def compare(
-    open_queue: Callable[[], Queue], declared: Mapping[str, Mapping[str, Any]], handlers: Handlers
+async def watch(
+    open_queue: Callable[[], Queue],
+    declared: Mapping[str, Mapping[str, Any]],
+    handlers: Handlers,
+    reconnected: asyncio.Event,
+    target: str,
+    *,
+    asked: bool,
+) -> None:
+    """Compare declarations with the settings of the queues now, and again after each loss of the connection.
+
+    The store may be another one then, for example an empty one in the memory of a server that has restarted. If the
+    worker is ``asked`` to apply its declarations, they are applied again. ``target`` is its name for the command that
+    the message recommends. Runs until cancelled.
+    """
+    await _compare(open_queue, declared, handlers, target, asked=False)
+    while True:
+        await reconnected.wait()
+        reconnected.clear()
+        await _compare(open_queue, declared, handlers, target, asked=asked)
+
+
+async def _compare(
+    open_queue: Callable[[], Queue],
+    declared: Mapping[str, Mapping[str, Any]],
+    handlers: Handlers,
+    target: str,
+    *,
+    asked: bool,
 ) -> None:
     """Log which queues have other settings than their tasks declare. Repeated until the store is available.
 
@@ -48,22 +82,30 @@ async def compare(
     attempt, differing = 0, list[str]()
     while True:
         try:
-            differing = await _differing(open_queue().backend, declared, handlers)
+            backend = open_queue().backend
+            if asked:
+                await apply(backend, declared, asked=True)
+            differing = await _differing(backend, declared, handlers)
             break
         except BackendUnavailable:
             attempt += 1
             await asyncio.sleep(OUTAGE_BACKOFF.delay(attempt))
         except TaskQueueError as error:
-            _log.debug("declarations not compared with the settings of the queues: %s", error)
+            level = logging.WARNING if asked else logging.DEBUG
+            _log.log(level, "declarations not compared with the settings of the queues: %s", error)
             return
     if differing:
-        more = len(differing) - _SHOWN
         _log.warning(
-            "the settings of queues differ from the declarations of their tasks: %s%s; this worker works by the stored "
-            "settings: 'taskqueue apply' writes the declarations, 'taskqueue apply --dry-run' shows the differences",
-            "; ".join(differing[:_SHOWN]),
-            f"; and {more} more" if more > 0 else "",
+            "the settings of queues differ from the declarations of their tasks: %s; this worker works by the stored "
+            "settings: 'taskqueue apply %s' writes the declarations, with --dry-run it shows the differences",
+            _first(differing),
+            target,
         )
+
+
+def _first(queues: list[str]) -> str:
+    more = len(queues) - _SHOWN
+    return "; ".join([*queues[:_SHOWN], *([f"and {more} more"] if more > 0 else [])])
 
 
 async def _differing(
@@ -74,6 +116,8 @@ async def _differing(
         settings = await control.settings(key)
         if settings.owner_of("timeout") is not None:
             handlers.timeouts.pop(key, None)
+        elif fields.get("timeout") is not None:
+            handlers.timeouts[key] = fields["timeout"]
         found = Comparison(key, fields, settings)
         names = [each.field for each in (*found.changed, *found.undeclared)]
         names += [f"{each.field} (set by an operator)" for each in found.kept]

@@ -29,7 +29,7 @@ def load_worker(target: str) -> BaseWorker:
     module_name, _, attribute = target.partition(":")
     if not _TARGET.fullmatch(target):
         raise ConfigurationError(
-            f"the worker name {target[:200]!r} is not valid: use 'package.module:attr'"
+            f"{target[:200]!r} names no registry of tasks or worker: use 'package.module:attr'"
         )
     cwd = str(Path.cwd())
     if cwd not in sys.path:
@@ -53,24 +53,24 @@ def load_worker(target: str) -> BaseWorker:
                 f"module {module_name!r} has no {attribute!r}{_hint(vars(module))}"
             )
         resolved = getattr(resolved, name)
-    return _worker_of(
-        resolved, f"{target!r} is a {type(resolved).__name__}, not a Worker", vars(module)
-    )
+    return _worker_of(resolved, target, vars(module))
 
 
-def _worker_of(value: object, fault: str, names: dict[str, object]) -> BaseWorker:
-    if isinstance(value, Tasks):
-        return Worker(value)
-    if isinstance(value, BaseWorker):
-        return value
-    raise ConfigurationError(f"{fault}{_hint(names)}")
+def _worker_of(value: object, target: str, names: dict[str, object]) -> BaseWorker:
+    worker = Worker(value) if isinstance(value, Tasks) else value
+    if not isinstance(worker, BaseWorker):
+        raise ConfigurationError(
+            f"{target!r} is a {type(value).__name__}, not a registry of tasks or a worker{_hint(names)}"
+        )
+    worker.target = target
+    return worker
 
 
 def _only_worker(module_name: str, names: dict[str, object]) -> BaseWorker:
     for kind, many in ((BaseWorker, "workers"), (Tasks, "registries of tasks")):
         found = {id(value): value for value in names.values() if isinstance(value, kind)}
         if len(found) == 1:
-            return _worker_of(next(iter(found.values())), "", names)
+            return _worker_of(next(iter(found.values())), module_name, names)
         if found:
             raise ConfigurationError(
                 f"module {module_name!r} has {len(found)} {many}{_hint(names)}; name one as 'module:attr'"
@@ -81,8 +81,8 @@ def _only_worker(module_name: str, names: dict[str, object]) -> BaseWorker:
 
 
 def _hint(names: dict[str, object]) -> str:
-    workers = sorted(name for name, value in names.items() if isinstance(value, BaseWorker | Tasks))
-    return f" (workers in this module: {', '.join(workers)})" if workers else ""
+    found = sorted(name for name, value in names.items() if isinstance(value, BaseWorker | Tasks))
+    return f" (in this module: {', '.join(found)})" if found else ""
 
 
 def _import_failed(module_name: str, error: Exception) -> ConfigurationError:

@@ -74,6 +74,7 @@ class LocalWorker(BaseWorker):
             quarantine=worker._quarantine,  # noqa: SLF001 - an attribute of the common base class
         )
         local._tasks_per_child = worker._tasks_per_child  # noqa: SLF001 - an attribute of the common base class
+        local.target = worker.target
         local._only = worker._only  # noqa: SLF001 - an attribute of the common base class
         return local
 

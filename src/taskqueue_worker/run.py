@@ -86,6 +86,9 @@ class WorkerRun:
         self.outcomes: dict[str, dict[type[Outcome], int]] = {}
         """number of attempts by key and kind of outcome"""
         self._on_ready = on_ready
+        self.reconnected = asyncio.Event()
+        """set when the server or the store is available again after a loss of the connection"""
+        self._was_connected = False
         self.connected = False
         """whether the server has welcomed this worker, or the store has answered, and neither has failed since"""
 
@@ -95,6 +98,9 @@ class WorkerRun:
             self._loop.call_soon_threadsafe(self._set_connected, connected)
 
     def _set_connected(self, connected: bool) -> None:  # noqa: FBT001 - the only argument
+        if connected and not self.connected and self._was_connected:
+            self.reconnected.set()
+        self._was_connected = self._was_connected or connected
         self.connected = connected
         if connected and self._on_ready is not None:
             report, self._on_ready = self._on_ready, None

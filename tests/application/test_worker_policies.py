@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,12 @@ from taskqueue_core.capabilities import Owner, QueueSettings, control_of
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import State
 from taskqueue_memory import MemoryBackend
+from taskqueue_server import ServerProcess
 from taskqueue_worker import LocalWorker, Worker
 from tests.application.running import OpenWorld, working
+from tests.ports import free_port
 from tests.server.access import entry, write
-from tests.server.support import eventually, running
+from tests.server.support import eventually, running, settings
 
 ONCE = RetryPolicy(max_attempts=1)
 WORKER = "tq_only-works"
@@ -71,8 +74,8 @@ async def test_a_store_of_this_process_gets_the_declarations() -> None:
     backend = MemoryBackend()
     async with working(LocalWorker(tasks, backend=backend)):
         assert (await _end_of(tasks, backend))[0] is State.DONE
-        settings = await backend.control.settings("sleep")
-        assert (settings.timeout, settings.retry.max_attempts) == (30, 10)
+        kept = await backend.control.settings("sleep")
+        assert (kept.timeout, kept.retry.max_attempts) == (30, 10)
     shared = Shared()
     worker = LocalWorker(tasks, backend=shared)
     async with working(worker):
@@ -130,6 +133,38 @@ async def test_differences_are_logged_once(
     assert "sleep: retry, timeout (set by an operator);" in records[0].getMessage()
 
 
+@pytest.mark.parametrize("asked", [False, True])
+async def test_an_empty_store_is_noticed(caplog: pytest.LogCaptureFixture, *, asked: bool) -> None:
+    """U3: after a restart of a server with a memory store, the worker compares again, or applies again with --apply.
+
+    The messages name the whole command, and what an apply has changed.
+    """
+    port, seen = free_port(), "differ" if not asked else "declarations applied, settings changed:"
+    worker = Worker(sleeping(0, timeout=30), url=f"http://127.0.0.1:{port}")
+    worker.target = "shop.tasks:tasks"
+    worker.configure(apply=asked)
+
+    def messages() -> list[str]:
+        return [each.getMessage() for each in caplog.records if seen in each.getMessage()]
+
+    caplog.set_level(logging.INFO, "taskqueue.worker")
+    async with AsyncExitStack() as stack:
+        for number in (1, 2):
+            server = ServerProcess(backend := MemoryBackend(), settings(port=port))
+            serving = asyncio.create_task(server.run())
+            await server.ready.wait()
+            if number == 1:
+                await stack.enter_async_context(working(worker))
+            await eventually(lambda: len(messages()) == number and worker.ready)  # noqa: B023 - called in this pass
+            assert (await backend.control.settings("sleep")).timeout == (30 if asked else None)
+            server.stop()
+            await serving
+    shown = (
+        "settings changed: sleep: retry, timeout" if asked else "'taskqueue apply shop.tasks:tasks'"
+    )
+    assert all(shown in each for each in messages())
+
+
 class RateLimited(Exception):
     """An error of a service, after which it wants a pause."""
 
@@ -166,9 +201,9 @@ async def test_the_program_of_the_design(world: OpenWorld) -> None:
 
     async with world() as it, connect(it.backend) as queue, tasks.connect(queue):
         assert len((await tasks.apply()).changed) == 6
-        settings = await control_of(it.backend).settings("send_mail")
-        assert (settings.timeout, settings.rate_limit) == (0.2, RateLimit.parse("100/1m"))
-        assert set(settings.owners.values()) == {Owner.DECLARED}
+        kept = await control_of(it.backend).settings("send_mail")
+        assert (kept.timeout, kept.rate_limit) == (0.2, RateLimit.parse("100/1m"))
+        assert set(kept.owners.values()) == {Owner.DECLARED}
         async with working(it.worker(tasks)):
             names = ("limited", "bad", "slow")
             handles = [await send_mail.publish(to) for to in names]

@@ -45,18 +45,21 @@ def test_workers_are_found() -> None:
     ("word", "fault"),
     [
         ("", "use 'package.module:attr'"),
-        ("a b", "is not valid"),
-        ("../tq_one", "is not valid"),
-        (":worker", "is not valid"),
-        ("tq_one:a..b", "is not valid"),
+        ("a b", "names no registry of tasks or worker"),
+        ("../tq_one", "names no registry of tasks or worker"),
+        (":worker", "names no registry of tasks or worker"),
+        ("tq_one:a..b", "names no registry of tasks or worker"),
         ("tq_absent", "module 'tq_absent' not found"),
         ("tq_one.part", "module 'tq_one.part' not found|is not a package"),
         ("tq_needs", "importing 'tq_needs' failed: ModuleNotFoundError"),
         ("tq_bad", "importing 'tq_bad' failed: ZeroDivisionError"),
         ("tq_none", "has no worker"),
-        ("tq_two", r"has 2 workers \(workers in this module: alias, second, worker\)"),
-        ("tq_two:third", r"has no 'third' \(workers in this module: alias, second, worker\)"),
-        ("tq_one:other", r"is a int, not a Worker \(workers in this module: alias, worker\)"),
+        ("tq_two", r"has 2 workers \(in this module: alias, second, worker\)"),
+        ("tq_two:third", r"has no 'third' \(in this module: alias, second, worker\)"),
+        (
+            "tq_one:other",
+            r"is a int, not a registry of tasks or a worker \(in this module: alias, worker\)",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(word: str, fault: str) -> None:
