@@ -211,14 +211,24 @@ async def test_errors_of_results() -> None:
         with pytest.raises(UnknownTask, match="never published"):
             await half.handle("unknown").result()
         waiting = await half.publish(1)
-        with pytest.raises(TimeoutError):
+        later = await half.using(delay=60).publish(1)
+        text = rf"^task {waiting.id} of half has not ended after 0.02 s: waiting, no worker has taken it"
+        with pytest.raises(TimeoutError, match=text + "$") as late:
             await waiting.result(0.02)
+        assert late.value.__context__ is None
+        with pytest.raises(TimeoutError, match=text + "; and 1 more$"):
+            await gather(waiting, later, timeout=0.02)
+        with pytest.raises(TimeoutError, match=r"after 0.02 s: scheduled, it is not due$"):
+            assert [one async for one in as_completed([later], timeout=0.02)] == []
+        await waiting.cancel()
         async with working(LocalWorker(tasks, backend=backend)):
             dead = await fail.publish("broken")
             with pytest.raises(TaskDead) as caught:
                 await dead.result(5)
             assert (caught.value.reason, caught.value.attempts) == ("broken", 1)
-            with pytest.raises(TimeoutError):
+            with pytest.raises(
+                TimeoutError, match=r"s: dead, it was not redriven; .* failed: broken"
+            ):
                 await dead.result(0.05, wait_for_redrive=True)
             with pytest.raises(InvalidResult, match="int_parsing"):
                 await (await lie.publish()).result(5)

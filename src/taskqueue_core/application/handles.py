@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
 from datetime import datetime
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -22,8 +22,7 @@ from taskqueue_core.application.errors import (
 )
 from taskqueue_core.application.handler_scope import HANDLER_SCOPE
 from taskqueue_core.capabilities import control_of
-from taskqueue_core.concurrency import gather_all
-from taskqueue_core.errors import InvalidInput
+from taskqueue_core.errors import InvalidInput, TaskQueueError
 from taskqueue_core.queue import Queue, stored
 from taskqueue_core.sync import SyncQueue
 from taskqueue_core.task_ends import has_ended
@@ -37,6 +36,15 @@ _ENDS: dict[State, type[TaskFailed]] = {
     State.EXPIRED: TaskExpired,
     State.DISCARDED: TaskDiscarded,
 }
+_REASONS: dict[State, str] = {
+    State.WAITING: "waiting, no worker has taken it",
+    State.SCHEDULED: "scheduled, it is not due",
+    State.IN_FLIGHT: "in_flight, a worker runs it",
+    State.DEAD: "dead, it was not redriven",
+}
+"""why a task has not ended, by its state"""
+_LAST_LOOK = 0.5
+"""maximum number of seconds for reading the state of a task after the timeout of a wait"""
 
 
 class Handle(Generic[R_co]):
@@ -130,6 +138,15 @@ class Handle(Generic[R_co]):
         return self._decode(text)
 
     async def _wait(self, timeout: float | None, *, wait_for_redrive: bool) -> TaskStatus | None:
+        """Return the status of the task once it has ended. Raises ``TimeoutError``, which names its state."""
+        try:
+            return await self._end(timeout, wait_for_redrive=wait_for_redrive)
+        except TimeoutError:
+            if timeout is None:
+                raise
+        raise await _timeout_of([self], timeout, wait_for_redrive=wait_for_redrive)
+
+    async def _end(self, timeout: float | None, *, wait_for_redrive: bool) -> TaskStatus | None:
         """Return the status of the task once it has ended. A handler that has to wait lends its slot."""
         scope = HANDLER_SCOPE.get()
         async with asyncio.timeout(timeout) as limit:
@@ -217,18 +234,25 @@ class SyncHandle(Generic[R_co]):
 
 
 async def gather(*handles: Handle[Any], timeout: float | None = None) -> list[Any]:
-    """Return the results of several tasks in order. Raises the first error of `Handle.result`.
+    """Return the results of several tasks in order. Raises the first error of `Handle.result`, also ``TimeoutError``.
 
     >>> widths = await gather(*handles, timeout=60)
     """
-    async with asyncio.timeout(timeout):
-        return list(await gather_all([handle.result() for handle in handles]))
+    async with _results_of(handles) as waiting:
+        _, unfinished = await asyncio.wait(waiting, timeout=timeout) if waiting else ((), ())
+        if unfinished:
+            raise await _timeout_of(
+                [waiting[each] for each in waiting if each in unfinished], timeout
+            )
+        return [each.result() for each in waiting]
 
 
 async def as_completed(
     handles: Iterable[Handle[S]], timeout: float | None = None
 ) -> AsyncIterator[Handle[S]]:
     """Yield handles in the order in which their tasks end, whether they succeed or fail.
+
+    Raises ``TimeoutError`` if some have not ended ``timeout`` seconds after the first handle was asked for.
 
     >>> async for handle in as_completed(handles):
     ...     print(handle.id, await handle.result())
@@ -237,22 +261,45 @@ async def as_completed(
     loop = asyncio.get_running_loop()
     scope = HANDLER_SCOPE.get()
     end = None if timeout is None else loop.time() + timeout
-    waiting = {loop.create_task(handle.result()): handle for handle in handles}
-    try:
+    async with _results_of(handles) as waiting:
         while waiting:
             remaining = None if end is None else max(0.0, end - loop.time())
             done, _ = await asyncio.wait(
                 waiting, timeout=remaining, return_when=asyncio.FIRST_COMPLETED
             )
             if not done:
-                raise TimeoutError
+                raise await _timeout_of([*waiting.values()], timeout)
             for each in done:
                 each.exception()  # the caller gets the error from the handle
                 handle = waiting.pop(each)
                 async with nullcontext() if scope is None else scope.resumed():
                     yield handle
+
+
+@asynccontextmanager
+async def _results_of(
+    handles: Iterable[Handle[S]],
+) -> AsyncIterator[dict[asyncio.Task[S], Handle[S]]]:
+    """Wait for results in tasks, whose handles are yielded. At the end, cancel the tasks that are still there."""
+    waiting = {asyncio.create_task(handle.result()): handle for handle in handles}
+    try:
+        yield waiting
     finally:
         for each in waiting:
             each.cancel()
-        if waiting:
-            await asyncio.wait(waiting)
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def _timeout_of(
+    handles: Sequence[Handle[Any]], timeout: float | None, *, wait_for_redrive: bool = False
+) -> TimeoutError:
+    """Return an error that names the state of the first task. ``handles``: those whose tasks have not ended."""
+    first = handles[0]
+    text = f"task {first.id} of {first.key} has not ended after {timeout:g} s"
+    with suppress(TaskQueueError, TimeoutError):  # without the state, if the store is unavailable
+        async with asyncio.timeout(_LAST_LOOK):
+            status = await first.status()
+        if status is not None and not has_ended(status, wait_for_redrive=wait_for_redrive):
+            text += f": {_REASONS[status.state]}"
+            text += f"; its last attempt failed: {status.error}" if status.error else ""
+    return TimeoutError(text + (f"; and {len(handles) - 1} more" if len(handles) > 1 else ""))
