@@ -10,13 +10,13 @@ from contextlib import AbstractAsyncContextManager
 from contextvars import copy_context
 
 import msgspec
-from pydantic import BaseModel
 
 from taskqueue_core.application.arguments import InvalidPayload
 from taskqueue_core.application.context import Context
+from taskqueue_core.application.errors import InvalidResult
+from taskqueue_core.application.results import Results
 from taskqueue_core.application.rules import Reject, Retry, Rule, Snooze, rule_for
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.json_text import encode_json
 from taskqueue_core.limits import LIMITS, clean_text, clean_traceback, kind_of
 from taskqueue_core.queue import Queue
 from taskqueue_core.retry import Failed, Outcome, Rejected, RetryLater, Snoozed, Success
@@ -34,15 +34,18 @@ _ANY_RETRY = Retry()
 _log = logging.getLogger("taskqueue.worker")
 
 
-def outcome_of_value(value: object, limit: int) -> Outcome:
-    """Return the outcome for a handler's return value: a rejection if it has no JSON of up to ``limit`` bytes."""
-    if value is None:
+def outcome_of_value(value: object, limit: int, results: Results) -> Outcome:
+    """Return the outcome for a handler's return value: a rejection if it has no JSON of up to ``limit`` bytes.
+
+    ``results`` encodes it by the handler's return annotation.
+    """
+    if value is None and results.optional:
         return _NO_RESULT
     if isinstance(value, Rule):
         return outcome_of_error(value)
     try:
-        text = encode_json("result", _to_builtins(value))
-    except InvalidInput as error:
+        text = results.write(value)
+    except (InvalidInput, InvalidResult) as error:
         fault = str(error)
     except Exception:  # noqa: BLE001 - an encoder may raise any exception
         fault = f"the handler returned a {kind_of(value)}, which cannot be encoded as JSON"
@@ -89,18 +92,6 @@ def traceback_of(error: BaseException) -> str | None:
     except Exception:  # noqa: BLE001 - the text of an exception may raise any exception
         lines = traceback.format_tb(without_own(error.__traceback__))
     return clean_traceback("".join(lines))
-
-
-def _to_builtins(value: object) -> object:
-    """Return a value in which pydantic models are converted to JSON types."""
-    match value:
-        case BaseModel():
-            return value.model_dump(mode="json")
-        case dict():
-            return {key: _to_builtins(item) for key, item in value.items()}
-        case list() | tuple():
-            return [_to_builtins(item) for item in value]
-    return value
 
 
 HandlerEnd = Sequence[Outcome] | BaseException
@@ -164,11 +155,11 @@ def outcomes_of_return(
     """Return one outcome for each task of a call whose handler returned ``value``. All but successes are logged."""
     jobs = call.jobs
     if not call.handler.options.batch:
-        outcome = outcome_of_value(value, limit)
+        outcome = outcome_of_value(value, limit, call.handler.results)
         _log_end(jobs[0], outcome, log)
         return (outcome,)
     if value is None:
-        return [outcome_of_value(None, limit)] * len(jobs)
+        return [_NO_RESULT] * len(jobs)
     if not isinstance(value, list | tuple) or len(value) != len(jobs):
         failed = Failed(
             f"the batch handler returned a {kind_of(value)}; "
@@ -183,7 +174,7 @@ def outcomes_of_return(
             if isinstance(outcome, Failed) and not job.settled:
                 copy_context().run(log.failed_alone, [job.delivery], reason)
         else:
-            outcome = outcome_of_value(item, limit)
+            outcome = outcome_of_value(item, limit, call.handler.results)
         _log_end(job, outcome, log)
         outcomes.append(outcome)
     return outcomes

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from pydantic import BaseModel
 
+from taskqueue_core.application.results import Results
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.retry import Failed, Outcome, Rejected, RetryLater, Snoozed, Success
@@ -56,7 +57,7 @@ class Rude(Exception):
 def test_values(value: object, expected: Outcome) -> None:
     """REV-E1: each value that a handler may return becomes exactly one outcome."""
     limit = 10 if value == "x" * 9 else LIMITS.result
-    assert outcome_of_value(value, limit) == expected
+    assert outcome_of_value(value, limit, Results(lambda: None, batch=False)) == expected
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cached_property
 from typing import Annotated, Any, NotRequired, cast, get_args, get_origin
@@ -49,7 +49,7 @@ class InvalidPayload(TaskQueueError):
     code = "invalid_payload"
 
 
-class _Codec:
+class Codec:
     """A validator and a serializer of a type. Bytes are base64, so that JSON can express them all."""
 
     def __init__(self, kind: Any) -> None:
@@ -98,7 +98,7 @@ class Arguments(_Payload):
         self._contexts: list[str] = []
         fields: dict[str, Any] = {}
         extra = False
-        signature = _signature(function)
+        signature = handler_signature(function)
         parameters: list[inspect.Parameter] = []
         self.dependencies = dependencies_of(function, signature)
         """the names of the parameters that a worker provides, and not the publisher"""
@@ -133,7 +133,7 @@ class Arguments(_Payload):
             )
             self._is_record = len(fields) == 1 and not extra and _is_record(*fields.values())
         except (PydanticUserError, TypeError, NameError) as error:
-            raise _annotation_error(function, fields, error) from error
+            raise annotation_error(function, fields, error) from error
 
     def write(self, task: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         """Encode arguments as a payload. ``task``: the name of the task, for errors.
@@ -171,15 +171,15 @@ class Arguments(_Payload):
                 or not self._is_record
                 or payload.lstrip()[:1] != b"{"
             ):
-                raise InvalidPayload(_describe(error)) from None
-            faults = _describe(error)
+                raise InvalidPayload(describe(error)) from None
+            faults = describe(error)
         name, adapter = self._single_parameter
         try:
             return {name: adapter.validate_json(payload)}
         except ValidationError as error:
             raise InvalidPayload(
                 f"it is neither an object with the argument {name!r} ({faults}), "
-                f"nor the argument itself ({_describe(error)})"
+                f"nor the argument itself ({describe(error)})"
             ) from None
 
     def of(self, values: list[dict[str, Any]], contexts: list[Context[Any]]) -> dict[str, Any]:
@@ -210,7 +210,7 @@ class BatchArguments(_Payload):
         self._contexts: list[str] = []
         payloads: list[str] = []
         item: Any = Any
-        signature = _signature(function)
+        signature = handler_signature(function)
         self.dependencies = dependencies_of(function, signature, batch=True)
         """the names of the parameters that a worker provides, and not the publisher"""
         for name, parameter in signature.parameters.items():
@@ -238,9 +238,9 @@ class BatchArguments(_Payload):
             [inspect.Parameter(payloads[0], inspect.Parameter.POSITIONAL_OR_KEYWORD)]
         )
         try:
-            self._codec = _Codec(item)
+            self._codec = Codec(item)
         except (PydanticUserError, TypeError, NameError) as error:
-            raise _annotation_error(function, {payloads[0]: item}, error) from error
+            raise annotation_error(function, {payloads[0]: item}, error) from error
 
     def write(self, task: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         """Encode a list with the payload of one task. Raises `InvalidArguments` and `TooLarge`."""
@@ -263,7 +263,7 @@ class BatchArguments(_Payload):
         try:
             return self._codec.validate_json(payload)
         except ValidationError as error:
-            raise InvalidPayload(_describe(error)) from None
+            raise InvalidPayload(describe(error)) from None
 
     def of(self, values: list[Any], contexts: list[Context[Any]]) -> dict[str, Any]:
         """Return the keyword arguments of the handler for decoded payloads and their contexts."""
@@ -274,7 +274,7 @@ def _invalid(task: str, faults: str) -> InvalidArguments:
     return InvalidArguments(task, faults, "what the signature of its function allows")
 
 
-def _encode(task: str, codec: _Codec, value: Any) -> bytes:
+def _encode(task: str, codec: Codec, value: Any) -> bytes:
     try:
         text = codec.serializer.to_json(codec.validator.validate_python(value), by_alias=True)
         # `count` is faster than `in`. These words are no JSON, unless they are part of a text.
@@ -283,7 +283,7 @@ def _encode(task: str, codec: _Codec, value: Any) -> bytes:
         else:
             check_encoded("arguments", text, "payload")
     except ValidationError as error:
-        raise _invalid(task, _describe(error)) from None
+        raise _invalid(task, describe(error)) from None
     except TooLarge:
         raise
     except (PydanticSerializationError, InvalidInput):
@@ -293,18 +293,20 @@ def _encode(task: str, codec: _Codec, value: Any) -> bytes:
     return text
 
 
-def _annotation_error(
-    function: Callable[..., Any], fields: dict[str, Any], error: Exception
+def annotation_error(
+    function: Callable[..., Any], fields: Mapping[Any, Any], error: Exception
 ) -> ConfigurationError:
+    """Return the error for a type without JSON. ``fields``: types by parameter; ``None``: that of the result."""
     for name, annotation in fields.items():
         kind = get_args(annotation)[0] if get_origin(annotation) is NotRequired else annotation
         try:
             TypeAdapter(kind)
         except PydanticSchemaGenerationError:
             shown = getattr(kind, "__name__", str(kind))
+            subject = "its result" if name is None else f"parameter {name!r}"
             return _handler_error(
                 function,
-                f"parameter {name!r} has the type {shown}, of which pydantic does not know the JSON form; use a model, "
+                f"{subject} has the type {shown}, of which pydantic does not know the JSON form; use a model, "
                 "a dataclass, a TypedDict or a type of the standard library",
             )
         except (PydanticUserError, TypeError, NameError):
@@ -326,7 +328,8 @@ def _is_context(annotation: Any) -> bool:
     return annotation is Context or get_origin(annotation) is Context
 
 
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
+def handler_signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature, with evaluated annotations. Raises `ConfigurationError`."""
     try:
         return inspect.signature(function, eval_str=True)
     except (NameError, TypeError, ValueError, SyntaxError, AttributeError) as error:
@@ -338,18 +341,18 @@ def _handler_error(function: Callable[..., Any], what: str) -> ConfigurationErro
     return ConfigurationError(f"{name} cannot be a task handler: {what}")
 
 
-def _by_name(fields: dict[str, Any], *, allow_extra: bool) -> _Codec:
+def _by_name(fields: dict[str, Any], *, allow_extra: bool) -> Codec:
     shape = cast("Any", TypedDict)("Arguments", fields)
     shape.__pydantic_config__ = ConfigDict(
         extra="allow" if allow_extra else "forbid", val_json_bytes="base64"
     )
-    return _Codec(shape)
+    return Codec(shape)
 
 
-def _single_parameter(fields: dict[str, Any]) -> tuple[str, _Codec]:
+def _single_parameter(fields: dict[str, Any]) -> tuple[str, Codec]:
     ((name, kind),) = fields.items()
     bare = kind.__args__[0] if getattr(kind, "__origin__", None) is NotRequired else kind
-    return name, _Codec(bare)
+    return name, Codec(bare)
 
 
 def _is_record(kind: Any) -> bool:
@@ -361,10 +364,11 @@ def _is_record(kind: Any) -> bool:
     )
 
 
-def _describe(error: ValidationError) -> str:
+def describe(error: ValidationError, root: str = "payload") -> str:
+    """Return what is wrong with a value, without the value itself. ``root``: the name of the whole."""
     faults = []
     for fault in error.errors(include_url=False, include_context=False, include_input=False):
-        path = ".".join(str(part)[:50] for part in fault["loc"][:4]) or "payload"
+        path = ".".join(str(part)[:50] for part in fault["loc"][:4]) or root
         kind, message = fault["type"], fault["msg"]
         if kind in _FAULT_TEXTS:
             faults.append(f"{path} {_FAULT_TEXTS[kind]}")

@@ -9,15 +9,15 @@ from typing import Any, Generic, Literal, ParamSpec, Self, cast
 
 import msgspec
 from msgspec.structs import force_setattr as set_field
-from pydantic import PydanticUserError, TypeAdapter
 from typing_extensions import TypeVar, Unpack
 
 from taskqueue_core.application.arguments import Arguments, BatchArguments
 from taskqueue_core.application.call import Call, CallOptions, Middleware
 from taskqueue_core.application.connections import Connections
-from taskqueue_core.application.errors import InvalidArguments, InvalidResult
+from taskqueue_core.application.errors import InvalidArguments
 from taskqueue_core.application.handles import Handle, SyncHandle
 from taskqueue_core.application.publishing import publish_calls
+from taskqueue_core.application.results import Results
 from taskqueue_core.application.rules import NO_RULES, ErrorRules, checked_rules
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import LIMITS
@@ -106,11 +106,11 @@ class TaskFunction(Generic[P, R_co, C_co]):
                 f"the task {name!r} is an async function, which cannot run in a thread: use run='auto' or 'process'"
             )
         self.arguments = BatchArguments(function) if options.batch else Arguments(function)
+        self.results = Results(function, batch=bool(options.batch))
         self.registry = registry
         """the registry that declares it"""
         self.changes: CallOptions = {}
         """the options of `using`"""
-        self._adapter: TypeAdapter[Any] | None = None
         self._headers: dict[str, str] = {}  # also of the copies that `using` makes
         functools.update_wrapper(cast("Callable[..., Any]", self), function)
 
@@ -250,19 +250,9 @@ class TaskFunction(Generic[P, R_co, C_co]):
     def read_result(self, text: bytes) -> R_co:
         """Decode a result by the return annotation of the function; if that handles batches, by that of its list.
 
-        Raises pydantic's ``ValidationError``, and `InvalidResult` if pydantic cannot check the annotation.
+        Raises pydantic's ``ValidationError``.
         """
-        if self._adapter is None:
-            kind = inspect.signature(self.function, eval_str=True).return_annotation
-            try:
-                self._adapter = TypeAdapter(Any if kind is inspect.Signature.empty else kind)
-            except PydanticUserError as error:
-                raise InvalidResult(
-                    f"the return annotation of the task {self.name!r} cannot be checked: {error}"
-                ) from error
-        if self.options.batch and text != b"null":
-            return cast("R_co", self._adapter.validate_json(b"[%b]" % text)[0])
-        return cast("R_co", self._adapter.validate_json(text))
+        return cast("R_co", self.results.read(text))
 
 
 def _is_async(name: str, function: Callable[..., Any]) -> bool:

@@ -1,0 +1,121 @@
+"""Results of handlers: encoding and decoding by the handlers' return annotations."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from types import NoneType, UnionType
+from typing import Any, Never, NoReturn, Union, cast, get_args, get_origin
+
+from pydantic import BaseModel, PydanticUserError, ValidationError
+from pydantic_core import PydanticSerializationError
+
+from taskqueue_core.application.arguments import (
+    Codec,
+    annotation_error,
+    describe,
+    handler_signature,
+)
+from taskqueue_core.application.errors import InvalidResult
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.json_text import encode_json
+from taskqueue_core.limits import check_encoded, check_json, kind_of
+
+_NO_VALUE = (None, NoneType, NoReturn, Never)
+
+
+class Results:
+    """An encoder and decoder for the results of one handler. It inspects the handler's return annotation once.
+
+    `write` validates a result in pydantic's lax mode, as `Arguments` do, and encodes it; `read` decodes it. Exceptions
+    in the annotation, such as ``Retry``, are no results. Without an annotation, or with ``Any``, a result is any value
+    that has an exact equivalent in JSON; pydantic models are dumped. A batch handler returns a list of results, each of
+    the type of the items.
+    """
+
+    def __init__(self, function: Callable[..., Any], *, batch: bool) -> None:
+        """Inspect the annotation. Raises `ConfigurationError` if pydantic does not know the JSON form of the type."""
+        annotation = handler_signature(function).return_annotation
+        try:
+            kind = _result_type(_item_type(annotation) if batch else annotation)
+            self._codec = Codec(kind)
+        except (PydanticUserError, TypeError, NameError) as error:
+            raise annotation_error(function, {None: annotation}, error) from error
+        self._is_any = kind is Any
+        self.optional = self._is_any or self._accepts_none()
+        """whether ``None`` is a result"""
+
+    def write(self, value: object) -> bytes:
+        """Encode a result as JSON text.
+
+        Raises `InvalidResult` if it does not match the annotation, and `InvalidInput` if it has no equivalent in JSON.
+        """
+        if self._is_any:
+            return encode_json("result", _to_builtins(value))
+        try:
+            codec = self._codec
+            text = codec.serializer.to_json(codec.validator.validate_python(value), by_alias=True)
+        except ValidationError as error:
+            raise InvalidResult(
+                f"the result does not match the return annotation: {describe(error, 'result')}"
+            ) from None
+        except PydanticSerializationError as error:
+            raise InvalidInput(
+                "result", kind_of(value), "a value that has an equivalent in JSON"
+            ) from error
+        # `count` is faster than `in`. These words are no JSON, unless they are part of a text.
+        check = check_json if text.count(b"NaN") or text.count(b"Infinity") else check_encoded
+        check("result", text, "payload")
+        return text
+
+    def read(self, text: bytes) -> Any:
+        """Decode a result. Raises pydantic's ``ValidationError``."""
+        return self._codec.validate_json(text)
+
+    def _accepts_none(self) -> bool:
+        try:
+            self._codec.validator.validate_python(None)
+        except ValidationError:
+            return False
+        return True
+
+
+def _result_type(annotation: Any) -> Any:
+    """Return the type of the results: the annotation without exceptions, which are no results."""
+    if annotation in _NO_VALUE or _is_error(annotation):
+        return None
+    if get_origin(annotation) not in (Union, UnionType):
+        return Any if annotation is inspect.Signature.empty else annotation
+    kinds = [each for each in get_args(annotation) if not _is_error(each)]
+    return _union(kinds) if kinds else None
+
+
+def _is_error(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseException)
+
+
+def _item_type(annotation: Any) -> Any:
+    """Return the type of the results in a list that a batch handler returns; `Any` if it is not known."""
+    if annotation in _NO_VALUE:
+        return None
+    if get_origin(annotation) in (Union, UnionType):
+        return _union(_item_type(each) for each in get_args(annotation))
+    if get_origin(annotation) in (list, tuple, Sequence):
+        return get_args(annotation)[0]
+    return Any
+
+
+def _union(kinds: Iterable[Any]) -> Any:
+    return cast("Any", Union)[tuple(kinds)]
+
+
+def _to_builtins(value: object) -> object:
+    """Return a value in which pydantic models are converted to JSON types."""
+    match value:
+        case BaseModel():
+            return value.model_dump(mode="json")
+        case dict():
+            return {key: _to_builtins(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_to_builtins(item) for item in value]
+    return value
