@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -19,7 +21,8 @@ else:
             try:
                 return super().__call__(*args, **fields)
             except ValidationError as error:
-                raise ConfigurationError(f"{cls.__name__}: {describe(error)}") from None
+                what = describe(error, cls.model_fields)
+                raise ConfigurationError(f"{cls.__name__}: {what}") from None
 
     class _Base(BaseModel, metaclass=_Constructor):
         """A model with this constructor."""
@@ -31,12 +34,18 @@ class PolicyModel(_Base):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-def describe(error: ValidationError) -> str:
-    """Return which field of a model is wrong, and what is allowed."""
+def nearest_first(name: str, known: Iterable[str]) -> str:
+    """Return the names that exist as text, first those that are most like a misspelt name."""
+    names = list(known)
+    return ", ".join(dict.fromkeys([*get_close_matches(name, names), *names]))
+
+
+def describe(error: ValidationError, fields: Iterable[str]) -> str:
+    """Return which field of a model is wrong, and what is allowed. ``fields``: the names of all fields."""
     fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
     field = ".".join(map(str, fault["loc"]))
     if fault["type"] == "extra_forbidden":
-        return f"there is no field {field!r}"
+        return f"there is no field {field!r}; the fields are {nearest_first(field, fields)}"
     allowed = fault["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     if not field:
         return allowed

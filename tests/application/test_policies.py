@@ -18,6 +18,7 @@ from taskqueue_remote.backend import RemoteBackend
 from tests.core.dict_store import DictStore, Disk
 
 ANY_POLICY: Any = RetryPolicy
+ANY_LIMITS: Any = QueueLimits
 DECLARED = RetryPolicy(max_attempts=10, base=2, cap=600)
 
 
@@ -39,7 +40,8 @@ def shop(**options: Any) -> Tasks:
         (lambda: shop(retry="5"), "retry: got a str; expected a RetryPolicy, or a number of attempts"),
         (lambda: shop(retry=True), "retry: got a bool"),
         (lambda: RetryPolicy(base=-1), "RetryPolicy: base must be greater than or equal to 0"),
-        (lambda: ANY_POLICY(attempts=3), "RetryPolicy: there is no field 'attempts'"),
+        (lambda: ANY_POLICY(attempts=3), "RetryPolicy: there is no field 'attempts'; the fields are max_attempts, "),
+        (lambda: ANY_LIMITS(ratio="1/s"), "QueueLimits: there is no field 'ratio'; the fields are rate, "),
         (lambda: shop(timeout=-1), "timeout must be greater than or equal to 0.001"),
         (lambda: shop(timeout="soon"), "timeout must be a valid number"),
         (lambda: shop(result_ttl=-1), "result_ttl must be greater than or equal to 0"),

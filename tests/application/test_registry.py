@@ -15,6 +15,8 @@ from taskqueue_memory import MemoryBackend
 from taskqueue_worker import LocalWorker
 from tests.application.running import working
 
+ANY_TASKS: Any = Tasks
+
 
 async def fetch(url: str) -> str:
     """A task."""
@@ -56,6 +58,15 @@ def _generator(name: str) -> Any:
     yield name
 
 
+def _context(order: int, context) -> None: ...  # type: ignore[no-untyped-def]  # noqa: ANN001 - that is the case
+
+
+def _ctx(ctx, order: int) -> None: ...  # type: ignore[no-untyped-def]  # noqa: ANN001 - that is the case
+
+
+def _method(self, order: int) -> None: ...  # type: ignore[no-untyped-def]  # noqa: ANN001 - that is the case
+
+
 @pytest.mark.parametrize(
     ("declare", "fault"),
     [
@@ -76,6 +87,11 @@ def _generator(name: str) -> Any:
         (lambda tasks: tasks.task("x", queue="q", batch=2)(_items), "give it its own queue"),
         (lambda tasks: tasks.include(tasks), "cannot include itself"),
         (lambda _tasks: Tasks(prefix="a b"), "prefix: got"),
+        (lambda tasks: tasks.task(_context), "parameter 'context' has no annotation: write 'context: Context'"),
+        (lambda tasks: tasks.task(_ctx), "parameter 'ctx' has no annotation: write 'ctx: Context'"),
+        (lambda tasks: tasks.task(_method), "it is a method, whose parameter 'self'"),
+        (lambda _tasks: ANY_TASKS.task(fetch), "task: got a function instead of a registry: write 'tasks = Tasks()'"),
+        (lambda tasks: tasks.task(retries=3), "there is no option 'retries'; the options are retry, queue, timeout,"),
     ],
 )  # fmt: skip
 def test_a_wrong_declaration_fails_at_once(declare: Callable[[Tasks], Any], fault: str) -> None:
@@ -91,7 +107,7 @@ def _items(names: list[str]) -> None: ...
 def test_options_that_do_not_exist() -> None:
     """U1: a misspelt option of `using` is refused, with the names of those that exist."""
     declared = Tasks().task(fetch)
-    with pytest.raises(InvalidInput, match=r"unknown option 'dely'.*allowed: deadline, delay"):
+    with pytest.raises(InvalidInput, match=r"unknown option 'dely'.*allowed: delay, deadline"):
         declared.using(dely=3)  # type: ignore[call-arg]  # that is the case
 
 

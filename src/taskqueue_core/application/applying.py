@@ -87,8 +87,8 @@ class Comparison:
             return QueueSettings.model_validate(wanted.model_dump())
         except ValidationError as error:
             raise ConfigurationError(
-                f"queue {self._key!r}: {describe(error)}; an operator has set one of them: change it, or give it back "
-                f"with 'taskqueue queue set {self._key} --give-back FIELD'"
+                f"queue {self._key!r}: {describe(error, QueueSettings.model_fields)}; an operator has set one of them: "
+                f"change it, or give it back with 'taskqueue queue set {self._key} --give-back FIELD'"
             ) from None
 
 

@@ -107,6 +107,7 @@ class Arguments(_Payload):
             if name in self.dependencies:
                 by_name = True
                 continue
+            _check_annotated(function, parameter, is_first=not self._contexts and not parameters)
             if _is_context(parameter.annotation):
                 self._contexts.append(name)
                 continue
@@ -321,6 +322,27 @@ def _item_type(annotation: Any) -> Any:
     if get_origin(annotation) in (list, Sequence):
         return get_args(annotation)[0]
     return None
+
+
+def _check_annotated(
+    function: Callable[..., Any], parameter: inspect.Parameter, *, is_first: bool
+) -> None:
+    """Raise `ConfigurationError` for a parameter without an annotation that is probably no argument."""
+    name = parameter.name
+    if parameter.annotation is not parameter.empty:
+        return
+    if name == "context" or (name == "ctx" and is_first):
+        raise _handler_error(
+            function,
+            f"parameter {name!r} has no annotation: write '{name}: Context' to get the context, or annotate it with "
+            "its type to make it an argument",
+        )
+    if name == "self" and is_first:
+        raise _handler_error(
+            function,
+            f"it is a method, whose parameter {name!r} no worker can provide: declare a function, or a method of an "
+            "object, as in tasks.task(mailer.send)",
+        )
 
 
 def _is_context(annotation: Any) -> bool:

@@ -93,7 +93,7 @@ def checked(declared: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     try:
         settings = QueueSettings.model_validate(declared)
     except ValidationError as error:
-        raise ConfigurationError(where + describe(error)) from None
+        raise ConfigurationError(where + describe(error, QueueSettings.model_fields)) from None
     return {name: getattr(settings, name) for name in declared}
 
 

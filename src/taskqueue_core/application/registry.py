@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import MappingProxyType
@@ -23,6 +24,7 @@ from taskqueue_core.application.rules import ErrorRules
 from taskqueue_core.application.task_function import TaskFunction, TaskOptions, name_of
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import check_name
+from taskqueue_core.policy_model import nearest_first
 from taskqueue_core.retry import RetryPolicy
 
 L = TypeVar("L", bound=LifespanFunction)
@@ -126,6 +128,7 @@ class Tasks(Connections):
         result_ttl: float | None = None,
         batch: int | None = None,
         run: Literal["auto", "thread", "process"] = "auto",
+        **unknown: object,
     ) -> Any:
         """Declare a function as a task: ``@tasks.task``, or ``@tasks.task("name", timeout=30)``.
 
@@ -151,6 +154,16 @@ class Tasks(Connections):
         ... async def crop(image: str, width: int = 320) -> dict[str, int]:
         ...     return {"width": width}
         """
+        if not isinstance(self, Tasks):
+            raise ConfigurationError(
+                f"task: got a {type(self).__name__} instead of a registry: write 'tasks = Tasks()', and '@tasks.task'"
+            )
+        for option in unknown:
+            parameters = inspect.signature(Tasks.task).parameters.values()
+            known = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+            raise ConfigurationError(
+                f"task: there is no option {option!r}; the options are {nearest_first(option, known)}"
+            )
         policies = declared_policies(retry, timeout, limits, result_ttl)
         options = TaskOptions.of(policies, batch, on_error, run)
         if callable(function):

@@ -28,9 +28,9 @@ class Results:
     """An encoder and decoder for the results of one handler. It inspects the handler's return annotation once.
 
     `write` validates a result in pydantic's lax mode, as `Arguments` do, and encodes it; `read` decodes it. Exceptions
-    in the annotation, such as ``Retry``, are no results. Without an annotation, or with ``Any``, a result is any value
-    that has an exact equivalent in JSON; pydantic models are dumped. A batch handler returns a list of results, each of
-    the type of the items.
+    in the annotation, such as ``Retry``, are no results. Without an annotation, or with ``Any`` or ``object``, a result
+    is any value that has an exact equivalent in JSON; pydantic models are dumped. A batch handler returns a list of
+    results, each of the type of the items.
     """
 
     def __init__(self, function: Callable[..., Any], *, batch: bool) -> None:
@@ -41,7 +41,7 @@ class Results:
             self._codec = Codec(kind)
         except (PydanticUserError, TypeError, NameError) as error:
             raise annotation_error(function, {None: annotation}, error) from error
-        self._is_any = kind is Any
+        self._is_any = kind in (Any, object)
         self.optional = self._is_any or self._accepts_none()
         """whether ``None`` is a result"""
 

@@ -21,6 +21,7 @@ from taskqueue_core.application.results import Results
 from taskqueue_core.application.rules import NO_RULES, ErrorRules, checked_rules
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import LIMITS
+from taskqueue_core.policy_model import nearest_first
 from taskqueue_core.queue import PublishOptions, Queue, stored
 from taskqueue_core.tasks import DEFAULT_PRIORITY, Task, checked_task, new_id
 
@@ -146,7 +147,8 @@ class TaskFunction(Generic[P, R_co, C_co]):
         """
         if unknown := options.keys() - _OPTIONS:
             name = min(unknown)
-            raise InvalidInput("using", f"the unknown option {name!r}", ", ".join(sorted(_OPTIONS)))
+            known = nearest_first(name, sorted(_OPTIONS))
+            raise InvalidInput("using", f"the unknown option {name!r}", known)
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__)
         copy.changes = cast("CallOptions", {**self.changes, **options})
