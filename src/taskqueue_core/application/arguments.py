@@ -14,56 +14,21 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticSerializationError, SchemaSerializer, SchemaValidator
-from pydantic_core.core_schema import CoreConfig
+from pydantic_core import PydanticSerializationError
 from typing_extensions import TypedDict, is_typeddict
 
+from taskqueue_core.application.codec import Codec, describe
 from taskqueue_core.application.context import Context
 from taskqueue_core.application.dependencies import dependencies_of
 from taskqueue_core.application.errors import InvalidArguments
 from taskqueue_core.errors import ConfigurationError, InvalidInput, TaskQueueError, TooLarge
 from taskqueue_core.limits import check_encoded, check_json
 
-_MAX_FAULTS = 10
-_FAULT_TEXTS = {
-    "missing": "is missing",
-    "extra_forbidden": "is not a parameter",
-    "json_invalid": "is not JSON",
-}
-_MESSAGES = frozenset(
-    """
-    bool_parsing bool_type bytes_type dataclass_type date_type datetime_type decimal_parsing
-    decimal_type dict_type enum finite_number float_parsing float_type greater_than
-    greater_than_equal int_from_float int_parsing int_type less_than less_than_equal list_type
-    literal_error model_attributes_type model_type multiple_of none_required set_type
-    string_pattern_mismatch string_too_long string_too_short string_type time_delta_type time_type
-    too_long too_short tuple_type url_type uuid_type
-    """.split()  # noqa: SIM905 - more readable than a list of strings
-)
-"""pydantic's error codes whose messages say what is allowed, and never quote the value, which may be confidential"""
-
 
 class InvalidPayload(TaskQueueError):
     """A payload does not match the parameters of the handler. The message names fields and errors, never values."""
 
     code = "invalid_payload"
-
-
-class Codec:
-    """A validator and a serializer of a type. Bytes are base64, so that JSON can express them all."""
-
-    def __init__(self, kind: Any) -> None:
-        self.adapter: TypeAdapter[Any] = TypeAdapter(kind)
-        # A TypedDict has a configuration for validation only.
-        config = CoreConfig(
-            ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="constants"
-        )
-        self.validator = SchemaValidator(self.adapter.core_schema, config)
-        self.serializer = SchemaSerializer(self.adapter.core_schema, config)
-
-    def validate_json(self, text: bytes) -> Any:
-        """Decode JSON text. Raises pydantic's ``ValidationError``."""
-        return self.validator.validate_json(text)
 
 
 class _Payload(ABC):
@@ -384,21 +349,3 @@ def _is_record(kind: Any) -> bool:
     return isinstance(kind, type) and (
         issubclass(kind, BaseModel) or is_dataclass(kind) or is_typeddict(kind)
     )
-
-
-def describe(error: ValidationError, root: str = "payload") -> str:
-    """Return what is wrong with a value, without the value itself. ``root``: the name of the whole."""
-    faults = []
-    for fault in error.errors(include_url=False, include_context=False, include_input=False):
-        path = ".".join(str(part)[:50] for part in fault["loc"][:4]) or root
-        kind, message = fault["type"], fault["msg"]
-        if kind in _FAULT_TEXTS:
-            faults.append(f"{path} {_FAULT_TEXTS[kind]}")
-        elif kind not in _MESSAGES:
-            faults.append(f"{path} is invalid: {kind}")
-        elif message.startswith("Input should "):
-            faults.append(f"{path} {message.removeprefix('Input ')}")
-        else:
-            faults.append(f"{path} is invalid: {message}")
-    more = len(faults) - _MAX_FAULTS
-    return "; ".join(faults[:_MAX_FAULTS]) + (f"; and {more} more" if more > 0 else "")

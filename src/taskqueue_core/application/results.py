@@ -11,11 +11,10 @@ from pydantic import BaseModel, PydanticUserError, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from taskqueue_core.application.arguments import (
-    Codec,
     annotation_error,
-    describe,
     handler_signature,
 )
+from taskqueue_core.application.codec import Codec, describe
 from taskqueue_core.application.errors import InvalidResult
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.json_text import encode_json
