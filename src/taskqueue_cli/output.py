@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import re
 import sys
 import traceback
@@ -43,6 +44,7 @@ AsJson = Annotated[
     bool, typer.Option("--json", help="Print exactly one JSON value on stdout, and nothing else.")
 ]
 
+_UNWRAPPED = 10_000
 _CONTROLS = re.compile("[\x7f-\x9f]")
 
 
@@ -51,6 +53,8 @@ class SafeConsole(Console):
 
     def __init__(self, *, stderr: bool = False, file: IO[str] | None = None) -> None:
         super().__init__(stderr=stderr, file=file, highlight=False)
+        if not self.is_terminal and "COLUMNS" not in os.environ:
+            self.width = _UNWRAPPED  # a program reads lines, not a width
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from taskqueue_core.capabilities import Owner
 from tests.cli.conftest import Cli
 from tests.cli.shared import Shared
@@ -58,6 +60,15 @@ def test_tasks_are_shown_with_their_schema(cli: Cli) -> None:
     assert resize["payload"]["properties"]["width"] == {"title": "Width", "type": "integer"}
     assert crop["headers"]["taskqueue-task"] == "shop.crop"
     assert cli("tasks", "tests.cli.work:worker", "--json").told[0]["name"] == "double"
+
+
+@pytest.mark.parametrize("command", ["apply", "tasks"])
+def test_a_wrong_target_is_explained(cli: Cli, command: str) -> None:
+    """U2, U3: without a target, or with a wrong one, the error says that a registry or a worker is expected."""
+    missing, wrong = cli(command), cli(command, "tests.cli.work:WORKER_ID")
+    assert missing.code == 2
+    assert "name the registry of tasks, or the worker, for example shop.tasks:tasks" in missing.err
+    assert "registry of tasks" in wrong.err + cli(command, "no target").err
 
 
 def test_through_a_server(cli: Cli, server: str) -> None:

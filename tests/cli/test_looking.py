@@ -2,12 +2,14 @@
 
 import asyncio
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
+from taskqueue_cli.output import SafeConsole, make_table
 from taskqueue_core.retry import EXHAUSTED
 from taskqueue_core.tasks import Ledger, Task
 from tests.cli.conftest import Cli
@@ -89,8 +91,9 @@ def test_status_gives_the_reason_of_the_end(cli: Cli) -> None:
     assert done.told["last_failure"]["error"] == "ValueError: no"
     shown = cli("status", "k", "d1").out
     assert "dead" in shown
-    assert EXHAUSTED in shown
+    assert f"reason        {EXHAUSTED}" in shown
     assert "attempt 1: ValueError: no" in shown
+    assert "there is no queue 'typo'" in cli("status", "typo", "d1").err
     missing = cli("status", "k", "nobody", "--json")
     assert (missing.code, missing.told["error"]["code"]) == (1, "not_found")
 
@@ -129,6 +132,21 @@ def test_dead_letters_are_listed_with_reason_and_error(cli: Cli) -> None:
     assert len(cli("dlq", "list", "k", "--limit", "2", "--json").told) == 2
     assert "No dead letters" in cli("dlq", "list", "other").out
     assert cli("dlq", "show", "k", "good").code == 1
+    assert cli("dlq", "list", "--json").told == [{"key": "k", "dead": 3}]
+    (row,) = (line for line in cli("dlq", "list").out.splitlines() if "k" in line.split())
+    assert row.split() == ["k", "3"]
+
+
+def test_a_pipe_gets_whole_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """U3: a table that is not for a terminal is not wrapped, so that a program can read its lines."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    name = "n" * 300
+    with (tmp_path / "out").open("w+") as file:
+        table = make_table("task", texts=("queue",))
+        table.add_row(name, name)
+        SafeConsole(file=file).print(table)
+        file.seek(0)
+        assert [name, name] in [line.split() for line in file]
 
 
 def test_dead_letters_are_redriven_and_discarded(cli: Cli, worked: Shared) -> None:

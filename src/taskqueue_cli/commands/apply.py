@@ -13,17 +13,27 @@ from taskqueue_cli.backends import ServerUrl, with_backend
 from taskqueue_cli.limits import NONE, format_rate
 from taskqueue_cli.output import AsJson, argument, console, print_json
 from taskqueue_core.application.applying import Difference, apply_declarations
+from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.rate_limit import RateLimit
-from taskqueue_worker import load_worker
+from taskqueue_worker import BaseWorker, load_worker
 
 Target = Annotated[
-    str,
+    str | None,
     argument("Registry of tasks, or worker, for example shop.tasks:tasks.", metavar="MODULE:ATTR"),
 ]
 
 
+def loaded(target: str | None) -> BaseWorker:
+    """Return the worker that a target names. Raises `ConfigurationError`."""
+    if target is None:
+        raise ConfigurationError(
+            "MODULE:ATTR is missing: name the registry of tasks, or the worker, for example shop.tasks:tasks"
+        )
+    return load_worker(target)
+
+
 def apply(
-    target: Target,
+    target: Target = None,
     *,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the differences, and change nothing.")
@@ -41,7 +51,7 @@ def apply(
 
     What an operator has set stays as it is, until it is given back with `taskqueue queue set KEY --give-back FIELD`.
     """
-    declared = load_worker(target).declared()
+    declared = loaded(target).declared()
     applied = with_backend(
         server,
         lambda backend: apply_declarations(backend, declared, prune=prune, dry_run=dry_run),

@@ -11,6 +11,7 @@ import typer
 from rich.text import Text
 
 from taskqueue_cli.backends import BACKEND_HELP, ServerUrl, with_backend
+from taskqueue_cli.commands.stats import read_queues
 from taskqueue_cli.commands.status import Id, Key, NoTask, format_time
 from taskqueue_cli.output import (
     AsJson,
@@ -50,9 +51,18 @@ dlq = typer.Typer(
 
 @dlq.command(name="list")
 def listing(
-    key: Key, *, limit: Limit = 100, server: ServerUrl = None, as_json: AsJson = False
+    key: Annotated[
+        str | None, argument("Queue. Default: the queues that have dead letters.", metavar="KEY")
+    ] = None,
+    *,
+    limit: Limit = 100,
+    server: ServerUrl = None,
+    as_json: AsJson = False,
 ) -> None:
-    """List dead letters of a queue, oldest first."""
+    """List dead letters of a queue, oldest first; without KEY, the queues that have dead letters, with their number."""
+    if key is None:
+        _list_queues(server, as_json=as_json)
+        return
     dead_letters = with_backend(
         server, lambda backend: dead_letters_of(backend).list(key, limit=limit)
     )
@@ -73,6 +83,21 @@ def listing(
     console.print(table)
     if len(dead_letters) == limit:
         console.print("[dim]There may be more dead letters; use --limit to list more.")
+
+
+def _list_queues(server: str | None, *, as_json: bool) -> None:
+    queues, _ = with_backend(server, lambda backend: read_queues(backend, []))
+    numbers = {stats.key: stats.ledger.dead for stats, _ in queues if stats.ledger.dead}
+    if as_json:
+        print_json([{"key": key, "dead": dead} for key, dead in numbers.items()])
+        return
+    if not numbers:
+        console.print("No queue has dead letters.")
+        return
+    table = make_table("queue", numbers=("dead letters",))
+    for key, dead in numbers.items():
+        table.add_row(key, f"{dead:,}")
+    console.print(table)
 
 
 @dlq.command()

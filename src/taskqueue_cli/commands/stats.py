@@ -17,7 +17,7 @@ from taskqueue_core.capabilities import QueueSettings, control_of
 from taskqueue_core.errors import UnknownKey
 from taskqueue_core.tasks import Ledger, QueueStats, WorkerInfo
 
-_MAX_SHOWN = 10
+MAX_SHOWN = 10
 """maximum number of queues that an error names"""
 _LEDGER = Ledger.__struct_fields__
 _ALWAYS = ("published", "waiting", "in_flight", "done", "dead")
@@ -72,7 +72,7 @@ def check_known(keys: Iterable[str], known: Sequence[str]) -> None:
     """Raise `UnknownKey` if one of ``keys`` is not in ``known``, because its name is probably mistyped."""
     for key in keys:
         if key not in known:
-            shown = ", ".join(known[:_MAX_SHOWN]) or "none exists yet"
+            shown = ", ".join(known[:MAX_SHOWN]) or "none exists yet"
             raise UnknownKey("KEY", "an unknown queue", f"an existing queue ({shown})")
 
 

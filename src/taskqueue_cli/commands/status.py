@@ -12,7 +12,7 @@ from msgspec import Raw
 from rich.markup import escape
 
 from taskqueue_cli.backends import ServerUrl, with_backend
-from taskqueue_cli.commands.stats import check_known
+from taskqueue_cli.commands.stats import MAX_SHOWN, check_known
 from taskqueue_cli.output import AsJson, argument, console, option, print_fields, print_json
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import control_of
@@ -51,9 +51,14 @@ class NotRescheduled(TaskQueueError):
 
 def status(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson = False) -> None:
     """Show the status of one task."""
-    task_status, _ = with_backend(server, lambda backend: _read(backend, key, task_id))
-    if task_status is None:
-        raise _not_found(key, task_id)
+
+    async def read(backend: Backend) -> TaskStatus:
+        task_status, _ = await _read(backend, key, task_id)
+        if task_status is None:
+            raise await _unknown(backend, key, task_id)
+        return task_status
+
+    task_status = with_backend(server, read)
     if as_json:
         print_json(task_status)
         return
@@ -63,7 +68,7 @@ def status(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson =
         "losses": str(task_status.losses),
         "since": format_time(task_status.updated_at),
         "progress": "" if task_status.progress is None else str(task_status.progress),
-        "error": task_status.error or "",
+        "reason" if task_status.state is State.DEAD else "error": task_status.error or "",
     }
     if (last := task_status.last_failure) is not None:
         fields["last failure"] = f"{format_time(last.at)}  attempt {last.attempt}: {last.error}"
@@ -192,6 +197,20 @@ async def _read(
         await asyncio.sleep(min(_POLLS.delay(polls), left))
     (text,) = await control.results(key, task_id)
     return task_status, text
+
+
+async def _unknown(backend: Backend, key: str, task_id: str) -> NoTask:
+    """Return the error for a task that was not found. A token may be allowed to see no queues, or only some."""
+    try:
+        keys = await control_of(backend).queues()
+    except TaskQueueError:
+        keys = ()
+    if not keys or key in keys:
+        return _not_found(key, task_id)
+    return NoTask(
+        f"task {task_id!r} not found: there is no queue {key!r} among those that this command can see: "
+        f"{', '.join(keys[:MAX_SHOWN])}"
+    )
 
 
 def _not_found(key: str, task_id: str) -> NoTask:

@@ -6,13 +6,12 @@ from typing import Annotated
 
 import typer
 
-from taskqueue_cli.commands.apply import Target
+from taskqueue_cli.commands.apply import Target, loaded
 from taskqueue_cli.output import AsJson, console, make_table, print_json
-from taskqueue_worker import load_worker
 
 
 def tasks(
-    target: Target,
+    target: Target = None,
     *,
     schema: Annotated[
         bool,
@@ -24,7 +23,7 @@ def tasks(
 
     A program in another language publishes JSON that fits the schema, with the printed headers, to the queue.
     """
-    functions = load_worker(target).functions
+    functions = loaded(target).functions
     if schema or as_json:
         print_json(
             [
