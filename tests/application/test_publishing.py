@@ -120,7 +120,11 @@ async def test_arguments_of_many_types() -> None:
         (half.call, "half: number is missing"),
         (
             lambda: half.call(1, nubmer=2),  # type: ignore[call-arg]
-            "half: nubmer is not a parameter",
+            "half: nubmer is not a parameter; it has number, wait",
+        ),
+        (
+            lambda: half.call(1, delay=5),  # type: ignore[call-arg]
+            "half: delay is not a parameter; delay is an option: write using(delay=...).publish(...)",
         ),
         (
             lambda: half.call("secret"),  # type: ignore[arg-type]
@@ -238,6 +242,21 @@ async def test_errors_of_results() -> None:
                 await dead.result(0.05, wait_for_redrive=True)
             with pytest.raises(InvalidResult, match="int_parsing"):
                 await earlier_version.handle((await version.publish()).id).result(5)
+
+
+@pytest.mark.parametrize(
+    ("calls", "got"),
+    [
+        (lambda: [half], "TaskFunction"),
+        (lambda: [half.publish(1)], "coroutine"),
+        (lambda: half.call(1), "one call"),
+    ],
+)
+async def test_what_is_no_list_of_calls(calls: Callable[[], Any], got: str) -> None:
+    """U1: `publish_many` of functions, of publishes or of a single call says what to write."""
+    async with tasks.connect("memory"):
+        with pytest.raises(InvalidInput, match=rf"calls: got {got}; allowed: .*resize\.call\("):
+            await tasks.publish_many(calls())
 
 
 async def test_a_connection_of_a_wrong_kind() -> None:

@@ -17,12 +17,14 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError
 from typing_extensions import TypedDict, is_typeddict
 
+from taskqueue_core.application.call import OPTIONS
 from taskqueue_core.application.codec import Codec, describe
 from taskqueue_core.application.context import Context
 from taskqueue_core.application.dependencies import dependencies_of
 from taskqueue_core.application.errors import InvalidArguments
 from taskqueue_core.errors import ConfigurationError, InvalidInput, TaskQueueError, TooLarge
 from taskqueue_core.limits import check_encoded, check_json
+from taskqueue_core.policy_model import nearest_first
 
 
 class InvalidPayload(TaskQueueError):
@@ -116,7 +118,20 @@ class Arguments(_Payload):
                 self.signature.bind(*args, **kwargs)  # raises an error, which names the fault
             except TypeError as error:
                 raise _invalid(task, str(error)) from None
-        return _encode(task, self._by_name, values)
+        try:
+            return _encode(task, self._by_name, values)
+        except InvalidArguments as error:
+            raise _invalid(task, error.got + self._hint(values)) from None
+
+    def _hint(self, values: dict[str, Any]) -> str:
+        """Return what to write in place of an argument that is not a parameter, if there is one."""
+        known = self.signature.parameters
+        unknown = next((name for name in values if name not in known), None)
+        if unknown is None or any(each.kind is each.VAR_KEYWORD for each in known.values()):
+            return ""
+        if unknown in OPTIONS:
+            return f"; {unknown} is an option: write using({unknown}=...).publish(...)"
+        return f"; it has {nearest_first(unknown, known)}" if known else "; it has none"
 
     def schema(self) -> dict[str, Any]:
         """Return the JSON Schema of the payloads."""

@@ -22,6 +22,10 @@ class CallOptions(PublishOptions, total=False):
     on: Queue | SyncQueue
 
 
+OPTIONS = frozenset(CallOptions.__annotations__) | frozenset(PublishOptions.__annotations__)
+"""the names of the options of `TaskFunction.using`"""
+
+
 class DeclaredTask(Protocol[R_co]):
     """What a call needs of its task function."""
 

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from taskqueue_core.application.call import Call, Middleware
 from taskqueue_core.application.handles import Handle
 from taskqueue_core.concurrency import gather_all
-from taskqueue_core.errors import ConfigurationError
-from taskqueue_core.limits import LIMITS
+from taskqueue_core.errors import ConfigurationError, InvalidInput
+from taskqueue_core.limits import LIMITS, kind_of
 from taskqueue_core.queue import Queue
 from taskqueue_core.tasks import Confirmation, Task
 
 Send = Callable[[Call[Any]], Awaitable[Confirmation]]
+
+
+def checked_calls(calls: Iterable[Call[Any]]) -> list[Call[Any]]:
+    """Return calls as a list. Raises `InvalidInput` if they are something else."""
+    given: list[Any] = list(calls) if isinstance(calls, Iterable) else [calls]
+    wrong = [each for each in given if not isinstance(each, Call)]
+    if wrong or not isinstance(calls, Iterable):
+        for each in wrong:
+            if inspect.iscoroutine(each):  # of a publish, which was not awaited
+                each.close()
+        got = kind_of(wrong[0]) if wrong else "one call"
+        raise InvalidInput("calls", got, "calls, as in publish_many([resize.call('cat.png')])")
+    return given
 
 
 async def publish_calls(queue: Queue, calls: Sequence[Call[Any]], wait: float) -> list[Handle[Any]]:

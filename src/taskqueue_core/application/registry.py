@@ -19,11 +19,11 @@ from taskqueue_core.application.policies import (
     declared_policies,
     declared_settings,
 )
-from taskqueue_core.application.publishing import publish_calls
+from taskqueue_core.application.publishing import checked_calls, publish_calls
 from taskqueue_core.application.rules import ErrorRules
-from taskqueue_core.application.task_function import TaskFunction, TaskOptions, name_of
+from taskqueue_core.application.task_function import TaskFunction, TaskOptions, location_of, name_of
 from taskqueue_core.errors import ConfigurationError, InvalidInput
-from taskqueue_core.limits import check_name
+from taskqueue_core.limits import check_name, kind_of
 from taskqueue_core.policy_model import nearest_first
 from taskqueue_core.retry import RetryPolicy
 
@@ -203,7 +203,8 @@ class Tasks(Connections):
         known = self._functions.get(function.name, function)
         if known is not function:
             raise ConfigurationError(
-                f"the name {function.name!r} is taken by another task of this registry"
+                f"the name {function.name!r} is taken by another task of this registry, the function "
+                f"{location_of(known.function)}: give another name, as in @tasks.task('name')"
             )
         # This raises `ConfigurationError` if another task of the queue declares other settings.
         shared = [each for each in self._functions.values() if each.queue == function.queue]
@@ -238,6 +239,10 @@ class Tasks(Connections):
         >>> tasks.include(mail, images)
         """
         for other in others:
+            if not isinstance(other, Tasks):
+                raise ConfigurationError(
+                    f"include: got {kind_of(other)}; expected a Tasks object, as in tasks.include(mail.tasks)"
+                )
             if other is self or other in self.ancestors():
                 raise ConfigurationError("a registry cannot include itself")
             other._parents.append(self)  # noqa: SLF001 - an attribute of the same class
@@ -284,7 +289,7 @@ class Tasks(Connections):
 
         >>> handles = await tasks.publish_many(resize.call(name) for name in names)
         """
-        return await publish_calls(self.queue(), list(calls), wait)
+        return await publish_calls(self.queue(), checked_calls(calls), wait)
 
     def publish_many_sync(
         self, calls: Iterable[Call[Any]], *, wait: float = 0
@@ -294,7 +299,7 @@ class Tasks(Connections):
         >>> handles = tasks.publish_many_sync(resize.call(name) for name in names)
         """
         queue = self.sync_queue()
-        handles = queue.run(publish_calls(queue.queue, list(calls), wait))
+        handles = queue.run(publish_calls(queue.queue, checked_calls(calls), wait))
         return [SyncHandle(queue, handle) for handle in handles]
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import force_setattr as set_field
 from typing_extensions import TypeVar, Unpack
 
 from taskqueue_core.application.arguments import Arguments, BatchArguments
-from taskqueue_core.application.call import Call, CallOptions, Middleware
+from taskqueue_core.application.call import OPTIONS, Call, CallOptions, Middleware
 from taskqueue_core.application.connections import Connections
 from taskqueue_core.application.errors import InvalidArguments
 from taskqueue_core.application.handles import Handle, SyncHandle
@@ -33,9 +33,6 @@ TASK_HEADER = "taskqueue-task"
 """header with the name of the task, in a queue that several tasks share"""
 SCHEMA_HEADER = "taskqueue-schema"
 """header with the fingerprint of the schema by which the payload was written"""
-
-
-_OPTIONS = frozenset(CallOptions.__annotations__) | frozenset(PublishOptions.__annotations__)
 
 
 class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,9 +142,9 @@ class TaskFunction(Generic[P, R_co, C_co]):
 
         >>> handle = await resize.using(priority=9, tenant="acme").publish("cat.png")
         """
-        if unknown := options.keys() - _OPTIONS:
+        if unknown := options.keys() - OPTIONS:
             name = min(unknown)
-            known = nearest_first(name, sorted(_OPTIONS))
+            known = nearest_first(name, sorted(OPTIONS))
             raise InvalidInput("using", f"the unknown option {name!r}", known)
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__)
@@ -279,3 +276,11 @@ def name_of(function: Callable[..., Any]) -> str:
             f"a {type(function).__name__} without a name cannot be a task: give a name, as in @tasks.task('name')"
         )
     return name
+
+
+def location_of(function: Callable[..., Any]) -> str:
+    """Return the module and the qualified name of a function."""
+    inner: Any = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    return f"{inner.__module__}.{getattr(inner, '__qualname__', type(inner).__qualname__)}"
