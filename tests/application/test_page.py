@@ -13,6 +13,37 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "tasks.md").read_text()
 
 
+FASTAPI = """
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+
+class FastAPI(Starlette):  # what the example needs of it: endpoints with arguments, in threads unless async
+    def post(self, path):
+        def add(endpoint):
+            async def call(request):
+                return JSONResponse(await endpoint(**request.path_params))
+            def call_in_a_thread(request):
+                return JSONResponse(endpoint(**request.path_params))
+            is_async = endpoint.__name__ == "start"
+            self.add_route(path, call if is_async else call_in_a_thread, methods=["POST"])
+            return endpoint
+        return add
+"""
+FLASK = """
+class Flask:
+    def __init__(self, name): pass
+    def post(self, path): return lambda endpoint: endpoint
+"""
+USE_FASTAPI = """
+from starlette.testclient import TestClient
+from shop.fast_api import app
+
+with TestClient(app) as client:
+    paths = "/resize/a", "/resize-in-a-thread/a"
+    print(*(client.post(path).status_code for path in paths))
+"""
+
+
 def test_examples(tmp_path: Path) -> None:
     """U1, U2, U6: the modules of tasks can be imported, and both programs publish."""
     folder = tmp_path / "shop"
@@ -20,13 +51,17 @@ def test_examples(tmp_path: Path) -> None:
     programs = []
     for text in blocks(PAGE, "python"):
         if path := re.match(r"# (shop/\w+\.py)\n", text):
-            (tmp_path / path[1]).write_text(text)
+            (tmp_path / path[1]).write_text(text.replace('"server"', '"memory"'))
         else:
             programs.append(text)
     assert programs
     for text in programs:
         assert python(text, tmp_path)
     assert python("from shop.reports import report; print(report(4))", tmp_path) == "6\n"
+    (tmp_path / "fastapi.py").write_text(FASTAPI)
+    (tmp_path / "flask.py").write_text(FLASK)
+    assert python(USE_FASTAPI, tmp_path) == "200 200\n"
+    assert python("from shop.flask_app import start; print(*start('a'))", tmp_path) == "id\n"
 
 
 def test_options_are_listed() -> None:

@@ -72,7 +72,7 @@ def _method(self, order: int) -> None: ...  # type: ignore[no-untyped-def]  # no
     [
         (lambda tasks: tasks.task("not a name")(fetch), "name of the task: got str of length 10 that contains ' '"),
         (lambda tasks: (tasks.task(fetch), tasks.task("fetch")(_field)), "Field"),
-        (lambda tasks: (tasks.task(fetch), tasks.task(fetch)), f"another task of this registry, the function {__name__}.fetch"),
+        (lambda tasks: (tasks.task(fetch), tasks.task(fetch)), "the function tests.application.test_registry.fetch"),
         (lambda tasks: tasks.include(pytest), "include: got module; expected a Tasks object"),
         (lambda tasks: tasks.task(lambda: None), "without a name"),
         (lambda tasks: tasks.task(3), "expected a function, or a name"),

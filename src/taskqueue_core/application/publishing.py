@@ -18,11 +18,12 @@ from taskqueue_core.tasks import Confirmation, Task
 Send = Callable[[Call[Any]], Awaitable[Confirmation]]
 
 
-def checked_calls(calls: Iterable[Call[Any]]) -> list[Call[Any]]:
+def checked_calls(calls: object) -> list[Call[Any]]:
     """Return calls as a list. Raises `InvalidInput` if they are something else."""
+    several = isinstance(calls, Iterable)
     given: list[Any] = list(calls) if isinstance(calls, Iterable) else [calls]
     wrong = [each for each in given if not isinstance(each, Call)]
-    if wrong or not isinstance(calls, Iterable):
+    if wrong or not several:
         for each in wrong:
             if inspect.iscoroutine(each):  # of a publish, which was not awaited
                 each.close()
