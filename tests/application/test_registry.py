@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -73,6 +74,7 @@ def _method(self, order: int) -> None: ...  # type: ignore[no-untyped-def]  # no
         (lambda tasks: tasks.task("not a name")(fetch), "name of the task: got str of length 10 that contains ' '"),
         (lambda tasks: (tasks.task(fetch), tasks.task("fetch")(_field)), "Field"),
         (lambda tasks: (tasks.task(fetch), tasks.task(fetch)), "the function tests.application.test_registry.fetch"),
+        (lambda tasks: ExitStack().enter_context(tasks.connect("memory")), "write 'async with tasks.connect(...)'"),
         (lambda tasks: tasks.include(pytest), "include: got module; expected a Tasks object"),
         (lambda tasks: tasks.task(lambda: None), "without a name"),
         (lambda tasks: tasks.task(3), "expected a function, or a name"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from typing import Self
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from types import TracebackType
+from typing import NoReturn, Self
 
 from taskqueue_core.application.call import Middleware
 from taskqueue_core.application.errors import NotConnected
@@ -26,6 +27,33 @@ _ONLY_BLOCKING = (
     "the open connection of this registry is for code that is not async ('with tasks.connect_sync(...)'): use "
     "publish_sync, publish_many_sync or handle_sync, or open one here with 'async with tasks.connect(...)'"
 )
+
+
+class _AsyncOnly(AbstractAsyncContextManager[Queue]):
+    """An async context manager that says what to write if it is used without ``async``."""
+
+    def __init__(self, opened: AbstractAsyncContextManager[Queue]) -> None:
+        self._opened = opened
+
+    async def __aenter__(self) -> Queue:
+        return await self._opened.__aenter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        return await self._opened.__aexit__(kind, error, traceback)
+
+    def __enter__(self) -> NoReturn:
+        raise ConfigurationError(
+            "connect is for async code: write 'async with tasks.connect(...)', or in code that is not async 'with "
+            "tasks.connect_sync(...)'"
+        )
+
+    def __exit__(self, *error: object) -> None:
+        """Do nothing: `__enter__` always raises."""
 
 
 class Connections:
@@ -63,8 +91,9 @@ class Connections:
         outer = reversed([*self.ancestors()])
         return (*(each for one in outer for each in one._middleware), *self._middleware)  # noqa: SLF001 - the same class
 
-    @asynccontextmanager
-    async def connect(self, backend: str | Backend | Queue | None = None) -> AsyncIterator[Queue]:
+    def connect(
+        self, backend: str | Backend | Queue | None = None
+    ) -> AbstractAsyncContextManager[Queue]:
         """Open the connection through which this registry's tasks are published, and close it at the end.
 
         ``backend`` is as in `taskqueue_core.connect`. A `Queue` that is passed is used, and not closed. Handlers use
@@ -74,6 +103,10 @@ class Connections:
         >>> async with tasks.connect("server"):
         ...     await resize.publish("cat.png")
         """
+        return _AsyncOnly(self._connected(backend))
+
+    @asynccontextmanager
+    async def _connected(self, backend: str | Backend | Queue | None) -> AsyncIterator[Queue]:
         if (replacement := self._replaced()) is not None:
             yield replacement[0]
             return
@@ -87,7 +120,7 @@ class Connections:
                 self._queues.remove(opened)
                 calls.close()
             return
-        async with connect(backend) as queue, self.connect(queue):
+        async with connect(backend) as queue, self._connected(queue):
             yield queue
 
     @contextmanager
