@@ -270,10 +270,12 @@ class HandlerRunner:
             # If this worker did not cancel the handler, the handler itself raised the error, so the attempt failed.
             task = asyncio.current_task()
             ours = call.releasing or (task is not None and task.cancelling() > 0)
+            if not ours and (live := [job.delivery for job in call.jobs if not job.settled]):
+                self._task_log.failed(live, error)
             outcome = HandBack() if ours else outcome_of_error(error)
             self._finish_call(call, [outcome] * len(call.jobs))
         except BaseException as error:  # noqa: BLE001 - a handler may raise any exception
-            self._finish_call(call, outcomes_of_error(call, error, self._task_log))
+            self._finish_call(call, self._raised(call, error))
         else:
             self._finish_call(
                 call, [value] if children is not None else self._returned(call, value)
@@ -297,11 +299,15 @@ class HandlerRunner:
                 value = call.handler.function(**arguments)
             end = self._returned(call, value)
         except BaseException as error:  # noqa: BLE001 - a handler may raise any exception
-            end = outcomes_of_error(call, error, self._task_log)
+            end = self._raised(call, error)
         self._thread_results.put((call, end))
 
-    def _returned(self, call: HandlerCall, value: object) -> Sequence[Outcome]:
-        return outcomes_of_return(call, value, self._settler.result_limit, self._task_log)
+    def _returned(self, call: HandlerCall, value: object) -> HandlerEnd:
+        limit = self._settler.result_limit
+        return _end_of(call, lambda: outcomes_of_return(call, value, limit, self._task_log))
+
+    def _raised(self, call: HandlerCall, error: BaseException) -> HandlerEnd:
+        return _end_of(call, lambda: outcomes_of_error(call, error, self._task_log))
 
     def _on_threads_ended(self, ends: list[tuple[HandlerCall, HandlerEnd]]) -> None:
         for call, end in ends:
@@ -372,3 +378,13 @@ class HandlerRunner:
                 self._settler.settle(receipt, HandBack())
             self._settler.free()
         self._on_fatal(error)
+
+
+def _end_of(call: HandlerCall, outcomes: Callable[[], HandlerEnd]) -> HandlerEnd:
+    """Return how a call ended. If code of the application that decides it raises an exception, the attempt failed."""
+    try:
+        return outcomes()
+    except (SystemExit, KeyboardInterrupt) as error:
+        return error
+    except BaseException as error:  # noqa: BLE001 - an error rule may raise any exception, and the call must end
+        return [outcome_of_error(error)] * len(call.jobs)

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import Protocol
 
 from taskqueue_core.application.errors import WouldBlock
@@ -15,6 +16,9 @@ from taskqueue_worker.batch_buffer import AnyDelivery
 from taskqueue_worker.endless_waits import TaskName, check_wait
 from taskqueue_worker.handlers import Handler
 from taskqueue_worker.worker_scope import WorkerScope
+
+_BLOCKS: ContextVar[tuple[object, ...]] = ContextVar("taskqueue_blocks", default=())
+"""the blocks of `SlotLoan.resumed` around the code that runs, the outermost first"""
 
 
 class Job(Protocol):
@@ -57,7 +61,9 @@ class SlotLoan:
         self.ended = not self.tasks
         self.turn: asyncio.Future[None] | None = None
         """completes when the call may go on, while it waits to get its slots back"""
-        self._resumed = 0
+        self._resumed: set[object] = set()
+        self._inner: Counter[object] = Counter()
+        """the number of waits that were begun inside each block of `resumed`"""
 
     @asynccontextmanager
     async def waiting(self, queue: Queue, key: str, task_id: str) -> AsyncIterator[None]:
@@ -67,8 +73,8 @@ class SlotLoan:
                 "worker: await the result in an async handler without run='process', or let the handler of the other "
                 "task publish what follows"
             )
-        task = key, task_id
-        self._count_wait(task, 1)
+        task, blocks = (key, task_id), _BLOCKS.get()
+        self._count_wait(task, 1, blocks)
         try:
             own = self._slots.worker.queue()
             if own is not None and queue.backend is own.backend:
@@ -76,20 +82,26 @@ class SlotLoan:
             self._lend()
             yield
         finally:
-            self._count_wait(task, -1)
+            self._count_wait(task, -1, blocks)
             await self._take_back()
 
     @asynccontextmanager
     async def resumed(self) -> AsyncIterator[None]:
-        self._resumed += 1
+        block, outer = object(), _BLOCKS.get()
+        self._resumed.add(block)
         try:
             await self._take_back()
+            _BLOCKS.set((*outer, block))
             yield
         finally:
-            self._resumed -= 1
+            _BLOCKS.set(outer)
+            self._resumed.discard(block)
             self._lend()
 
-    def _count_wait(self, task: TaskName, count: int) -> None:
+    def _count_wait(self, task: TaskName, count: int, blocks: tuple[object, ...]) -> None:
+        for block in blocks:
+            self._inner[block] += count
+        self._inner += Counter()  # ``+=`` removes blocks without waits
         waited = bool(self.waits)
         self.waits[task] += count
         if not self.waits[task]:
@@ -106,7 +118,8 @@ class SlotLoan:
 
     @property
     def _is_waiting(self) -> bool:
-        return bool(self.waits) and not self._resumed
+        # A block that was resumed runs, unless it waits itself.
+        return bool(self.waits) and self._resumed <= self._inner.keys()
 
     def _lend(self) -> None:
         if self.ended or not self._is_waiting:

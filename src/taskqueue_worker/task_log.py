@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +21,8 @@ FIELDS = ("task_id", "key", "attempt", "tenant", "worker_id")
 """names of the attributes that the log records of a running task carry"""
 _current: ContextVar[_Call | None] = ContextVar("taskqueue_task", default=None)
 _OWN_FOLDERS = (str(Path(__file__).parent), taskqueue_core.application.__path__[0])
+_MOST_CAUSES = 100
+"""maximum number of exceptions of a chain that are logged without their texts"""
 _MAKE_RECORD = logging.Logger.makeRecord.__code__
 _log = logging.getLogger("taskqueue.worker")
 
@@ -54,14 +57,17 @@ class TaskLog:
     def failed(self, deliveries: Sequence[AnyDelivery], error: BaseException) -> None:
         """Log a failed attempt, with the traceback without the frames of this project that call the handler."""
         first, more = deliveries[0], len(deliveries) - 1
-        _log.warning(
-            "task %s%s of %s failed (attempt %d)",
-            first.task.id,
-            f" and {more} more" if more else "",
-            first.task.key,
-            first.attempt,
-            exc_info=self.exc_info(error),
-        )
+        with suppress(
+            Exception
+        ):  # what the application's logging raises must not change the outcome
+            _log.warning(
+                "task %s%s of %s failed (attempt %d)",
+                first.task.id,
+                f" and {more} more" if more else "",
+                first.task.key,
+                first.attempt,
+                exc_info=self.exc_info(error),
+            )
 
     def failed_alone(self, deliveries: Sequence[AnyDelivery], error: BaseException) -> None:
         """Log a failed attempt outside of its call; must be run in a context of its own."""
@@ -71,7 +77,8 @@ class TaskLog:
     def ended(self, delivery: AnyDelivery, outcome: Outcome) -> None:
         """Log a rejection, a requested retry or a snooze, with the fields of its task."""
         if isinstance(outcome, Rejected | RetryLater | Snoozed):
-            copy_context().run(self._ended_alone, delivery, outcome)
+            with suppress(Exception):  # as above
+                copy_context().run(self._ended_alone, delivery, outcome)
 
     def _ended_alone(self, delivery: AnyDelivery, outcome: Rejected | RetryLater | Snoozed) -> None:
         self.enter(delivery)
@@ -170,8 +177,8 @@ def _without_text(error: BaseException, seen: set[int]) -> BaseException:
     seen.add(id(error))
     for name in ("__cause__", "__context__"):
         reason = getattr(error, name)
-        if reason is not None and id(reason) not in seen:
-            suppress = hidden.__suppress_context__
+        if reason is not None and id(reason) not in seen and len(seen) < _MOST_CAUSES:
+            suppressed = hidden.__suppress_context__
             setattr(hidden, name, _without_text(reason, seen))
-            hidden.__suppress_context__ = suppress  # setting a cause changes it
+            hidden.__suppress_context__ = suppressed  # setting a cause changes it
     return hidden

@@ -298,3 +298,30 @@ async def test_async_parts_of_a_synchronous_handler() -> None:
         handle = await root.using(on=Queue(backend)).publish()
         assert await handle.result(PATIENCE) == 2
     assert results == [1]
+
+
+async def test_waiting_inside_as_completed() -> None:
+    """U7: the body of ``as_completed`` may publish and await other tasks, with one slot and nested, too."""
+    tasks = Tasks()
+
+    @tasks.task
+    async def leaf(number: int) -> int:
+        return number
+
+    @tasks.task
+    async def parent(number: int) -> int:
+        total = 0
+        async for handle in as_completed([await leaf.publish(number), await leaf.publish(0)]):
+            total += await handle.result()
+            total += sum(await gather(await leaf.publish(1), await leaf.publish(1)))
+            async for inner in as_completed([await leaf.publish(10), await leaf.publish(10)]):
+                total += await inner.result() + await (await leaf.publish(100)).result()
+        return total
+
+    backend = MemoryBackend()
+    async with (
+        tasks.connect(Queue(backend)),
+        working(LocalWorker(tasks, backend=backend, concurrency=1)),
+    ):
+        handles = [await parent.publish(5), await parent.publish(5)]
+        assert await gather(*handles, timeout=PATIENCE) == [5 + 2 * (2 + 2 * 110)] * 2

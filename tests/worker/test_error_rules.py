@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,13 +10,15 @@ from typing import Any
 
 import pytest
 
-from taskqueue_core import Context, Reject, Retry, Snooze, Tasks
+from taskqueue_core import Context, Queue, Reject, Retry, Snooze, TaskDead, Tasks
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import dead_letters_of
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.tasks import DeadLetter, State, TaskStatus
 from taskqueue_memory import MemoryBackend
 from taskqueue_worker import LocalWorker
+from tests.application.running import working
+from tests.worker.fake import PATIENCE
 from tests.worker.local import ledger_when, publish, serving, status
 
 
@@ -174,3 +177,65 @@ def test_wrong_rules(rules: Any, said: str) -> None:
         Tasks().task("work", on_error=rules)
     with pytest.raises(ConfigurationError, match=said):
         LocalWorker(backend=MemoryBackend()).task("work", on_error=rules)(print)
+
+
+@pytest.mark.parametrize("wrong", [asyncio.CancelledError, GeneratorExit])
+@pytest.mark.parametrize("kind", ["coroutine", "thread"])
+async def test_a_rule_that_raises_no_exception_of_python(
+    kind: str, wrong: type[BaseException]
+) -> None:
+    """U5: whatever an error rule raises, the call ends, its slot is free, and the attempt failed."""
+    tasks = Tasks()
+
+    def rule(_error: Exception, _context: Context) -> None:
+        raise wrong
+
+    def fail() -> None:
+        raise ValueError("v")
+
+    async def fail_in_the_loop() -> None:
+        fail()
+
+    function = fail if kind == "thread" else fail_in_the_loop
+    task = tasks.task("fail", on_error={ValueError: rule}, retry=1)(function)
+    backend = MemoryBackend()
+    async with (
+        tasks.connect(Queue(backend)),
+        working(LocalWorker(tasks, backend=backend, concurrency=1)),
+    ):
+        for _ in range(2):
+            with pytest.raises(TaskDead, match=wrong.__name__):
+                await (await task.publish()).result(PATIENCE)
+
+
+@pytest.mark.parametrize("kind", ["coroutine", "thread"])
+async def test_logging_that_fails(kind: str) -> None:
+    """U10: what the application's logging raises changes no outcome, and a call ends."""
+    tasks = Tasks()
+
+    def fail(number: int) -> None:
+        if number == 1:
+            raise Reject("no")
+        raise ValueError("v")
+
+    async def fail_in_the_loop(number: int) -> None:
+        fail(number)
+
+    task = tasks.task("fail", retry=1)(fail if kind == "thread" else fail_in_the_loop)
+
+    class Broken(logging.Filter):
+        def filter(self, record: logging.LogRecord) -> bool:
+            raise RuntimeError(record.msg)
+
+    broken, log, backend = Broken(), logging.getLogger("taskqueue.worker"), MemoryBackend()
+    async with (
+        tasks.connect(Queue(backend)),
+        working(LocalWorker(tasks, backend=backend, concurrency=1)),
+    ):
+        log.addFilter(broken)
+        try:
+            for number, reason in ((1, "no"), (2, "ValueError: v")):
+                with pytest.raises(TaskDead, match=reason):
+                    await (await task.publish(number)).result(PATIENCE)
+        finally:
+            log.removeFilter(broken)
