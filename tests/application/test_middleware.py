@@ -250,3 +250,30 @@ async def test_wrong_middleware() -> None:
     async with tasks.connect(Queue(MemoryBackend())):
         with pytest.raises(ConfigurationError, match=r"Lost\.publish returned a NoneType"):
             await run.publish()
+
+
+async def test_middleware_of_a_registry_that_is_included_twice() -> None:
+    """U9: middleware runs once, also if two paths lead to its registry, or it is included twice."""
+    seen: list[str] = []
+
+    class Named(Middleware):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        async def publish(self, call: Any, send: Any) -> Any:
+            seen.append(self.name)
+            return await send(call)
+
+    outer, inner, core = (Tasks(middleware=[Named(name)]) for name in ("outer", "inner", "core"))
+
+    @core.task
+    async def work() -> None:
+        """Do nothing."""
+
+    inner.include(core)
+    inner.include(core)
+    outer.include(inner, core)
+    async with outer.connect(Queue(MemoryBackend())):
+        await work.publish()
+    assert sorted(seen) == ["core", "inner", "outer"]
+    assert seen[-1] == "core"

@@ -88,7 +88,9 @@ class Connections:
         """The middleware of this registry, and before it that of those that include it: the outermost first."""
         if not self._parents:
             return self._middleware
-        outer = reversed([*self.ancestors()])
+        outer = dict.fromkeys(
+            reversed([*self.ancestors()])
+        )  # each once, however often it is included
         return (*(each for one in outer for each in one._middleware), *self._middleware)  # noqa: SLF001 - the same class
 
     def connect(

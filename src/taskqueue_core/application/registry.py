@@ -245,10 +245,12 @@ class Tasks(Connections):
                 )
             if other is self or other in self.ancestors():
                 raise ConfigurationError("a registry cannot include itself")
-            other._parents.append(self)  # noqa: SLF001 - an attribute of the same class
-            self._included.append(other)
+            if other in self._included:
+                continue
             for function in other._functions.values():  # noqa: SLF001 - an attribute of the same class
                 self._register(function)
+            other._parents.append(self)  # noqa: SLF001 - an attribute of the same class
+            self._included.append(other)
 
     def lifespan(self, function: L, /) -> L:
         """Make a worker run ``function`` around its work: up to its yield before the first task, the rest at the end.
