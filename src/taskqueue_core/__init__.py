@@ -37,7 +37,7 @@ from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.reconcile import Reconciled, reconcile
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.sync import SyncQueue, connect_sync
-from taskqueue_core.tasks import Confirmation, Delivery, Ledger, Task
+from taskqueue_core.tasks import Confirmation, Delivery, Ledger, State, Task, TaskStatus
 
 __all__ = [
     "Applied",
@@ -69,6 +69,7 @@ __all__ = [
     "RetryPolicy",
     "Shared",
     "Snooze",
+    "State",
     "SyncHandle",
     "SyncQueue",
     "Task",
@@ -79,6 +80,7 @@ __all__ = [
     "TaskFailed",
     "TaskFunction",
     "TaskQueueError",
+    "TaskStatus",
     "Tasks",
     "UnknownTask",
     "WouldBlock",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import timedelta
 from itertools import accumulate
 
 import msgspec
@@ -192,7 +193,18 @@ def check_duration(field: str, value: object) -> None:
     """Check that a duration is a number of seconds from 0 to 3162240000 (100 years of 366 days)."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _CENTURY:
         return
-    raise InvalidInput(field, _number(value), "0 to 3162240000 seconds (about 100 years)")
+    raise InvalidInput(
+        field,
+        _number(value),
+        "a number of seconds, such as 600, from 0 to 3162240000 (about 100 years)",
+    )
+
+
+def duration(field: str, value: float | timedelta) -> float:
+    """Return a duration in seconds. Raises `InvalidInput` as `check_duration` does."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    check_duration(field, seconds)
+    return seconds
 
 
 def _number(value: object) -> str:

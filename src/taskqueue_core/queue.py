@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, TypedDict, cast
 
@@ -19,7 +19,7 @@ from taskqueue_core.backend import Backend, Capability, Subscription
 from taskqueue_core.capabilities import RoomSignal, RoomSignals, control_of, has
 from taskqueue_core.errors import IdConflict, InvalidInput, PublishUnconfirmed, QueueFull
 from taskqueue_core.json_text import encode_json
-from taskqueue_core.limits import LIMITS, check_duration
+from taskqueue_core.limits import LIMITS, check_duration, duration
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.task_ends import TaskEnds
 from taskqueue_core.tasks import (
@@ -48,9 +48,9 @@ class PublishOptions(TypedDict, total=False):
 
     id: str
     priority: int
-    delay: float
+    delay: float | timedelta
     not_before: float | datetime
-    expires_in: float
+    expires_in: float | timedelta
     deadline: float | datetime
     tenant: str
     ordering_key: str
@@ -97,10 +97,10 @@ class Queue:
         """Publish one task and return the store's confirmation (``accepted`` or ``duplicate``).
 
         ``id`` is unique within the queue, by default a random id. ``priority`` is 0 to 9, by default 5. ``delay`` and
-        ``expires_in`` are seconds from now. ``not_before`` and ``deadline`` are Unix seconds, or a datetime with a time
-        zone. The other options are fields of `Task`. If the store's response is lost, the task is sent again with the
-        same id. If the queue is full or its intake is paused, publishing is retried for up to ``wait`` seconds. Tasks
-        of other publishers may be accepted before this task.
+        ``expires_in`` are seconds from now, or a timedelta; ``not_before`` and ``deadline`` are Unix seconds, or a
+        datetime with a time zone. The other options are fields of `Task`. If the store's response is lost, the task is
+        sent again with the same id. If the queue is full or its intake is paused, publishing is retried for up to
+        ``wait`` seconds. Tasks of other publishers may be accepted before this task.
 
         Raises `InvalidInput`, `QueueFull`, `IdConflict` or `BackendUnavailable` if nothing was stored. Raises
         `PublishUnconfirmed` if the store does not answer: publish again with the id in the error.
@@ -110,7 +110,7 @@ class Queue:
         return stored(confirmation)
 
     async def instant(
-        self, name: str, seconds: float | None, other: str, at: float | datetime | None
+        self, name: str, seconds: float | timedelta | None, other: str, at: float | datetime | None
     ) -> float | None:
         """Return ``at``, or ``seconds`` from now by the store's clock, in Unix seconds; ``None`` if neither is given.
 
@@ -283,7 +283,11 @@ def _hints(confirmations: Iterable[Confirmation]) -> dict[int, float]:
 
 
 def instant(
-    now: float, name: str, seconds: float | None, other: str, at: float | datetime | None
+    now: float,
+    name: str,
+    seconds: float | timedelta | None,
+    other: str,
+    at: float | datetime | None,
 ) -> float | None:
     """Return ``at``, or ``now`` plus ``seconds``; ``None`` if neither is given. Raises `InvalidInput` if both are."""
     if seconds is None:
@@ -294,5 +298,4 @@ def instant(
         return at
     if at is not None:
         raise InvalidInput(name, f"both {name} and {other}", "only one of them")
-    check_duration(name, seconds)
-    return now + seconds
+    return now + duration(name, seconds)

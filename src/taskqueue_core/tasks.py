@@ -22,6 +22,7 @@ from taskqueue_core.limits import (
     check_time,
     kind_of,
 )
+from taskqueue_core.task_state import State
 
 __all__ = [
     "DEFAULT_PRIORITY",
@@ -144,24 +145,6 @@ def checked_task(key: str, task_id: str, priority: int, payload: bytes) -> Task:
     set_field(task, "payload", payload)
     set_field(task, "headers", {})
     return task
-
-
-class State(StrEnum):
-    """The state of a task in its queue. `docs/lifecycle.md` has a diagram of the transitions."""
-
-    SCHEDULED = "scheduled"
-    WAITING = "waiting"
-    IN_FLIGHT = "in_flight"
-    DONE = "done"
-    DEAD = "dead"
-    EXPIRED = "expired"
-    CANCELLED = "cancelled"
-    DISCARDED = "discarded"
-
-    @property
-    def live(self) -> bool:
-        """Whether a task in this state may still be delivered."""
-        return self in (State.SCHEDULED, State.WAITING, State.IN_FLIGHT)
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
@@ -314,15 +297,27 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The store's record of one task."""
+    """The store's record of one task.
+
+    >>> handle = await resize.using(delay=60).publish("cat.png")
+    >>> status = await handle.status()
+    >>> status.state is State.SCHEDULED, status.attempt
+    (True, 1)
+    """
 
     key: str
+    """name of the queue"""
     task_id: str
+    """id of the task"""
     state: State
     attempt: int
+    """number of the attempt that waits or runs, or was the last one; the first is 1"""
     losses: int
+    """number of attempts whose consumer was lost"""
     updated_at: float
+    """time of the last change, in Unix seconds"""
     progress: float | str | None = None
+    """what the attempt has reported last"""
     error: str | None = None
     """the reason of a dead letter, or the text of the last failure of a task that is still live"""
     last_failure: Failure | None = None

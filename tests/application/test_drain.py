@@ -371,3 +371,27 @@ async def test_isolation(shop: Shop) -> None:
     async with TestQueue(shop.tasks) as taskqueue:
         taskqueue.assert_not_published(shop.mail)
         assert (await taskqueue.drain()).runs == ()
+
+
+async def test_durations_may_be_a_timedelta() -> None:
+    """U11: wherever a number of seconds is a delay, a timedelta is one, too; text is an error with an example."""
+    tasks = Tasks()
+
+    @tasks.task
+    def step(context: Context) -> None:
+        if context.attempt == 1:
+            raise Retry(timedelta(minutes=1))
+        if context.attempt == 2:
+            raise Snooze(timedelta(minutes=2))
+
+    hour = timedelta(hours=1)
+    async with TestQueue(tasks) as taskqueue:
+        handle = await step.using(delay=hour, expires_in=3 * hour).publish()
+        assert await handle.reschedule(delay=2 * hour)
+        assert (await taskqueue.advance(hour)).count() == 0
+        ends = [str(run.end) for run in (await taskqueue.advance(hour + timedelta(minutes=3))).runs]
+        assert ends == ["retry", "snoozed", "done"]
+        with pytest.raises(
+            InvalidInput, match=r"delay: got .*allowed: a number of seconds, such as 600"
+        ):
+            await step.using(delay="10m").publish()  # type: ignore[arg-type]  # that is the case

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Generic, NoReturn, TypeVar
 
 from pydantic import ValidationError
@@ -95,11 +95,12 @@ class Handle(Generic[R_co]):
         return await control_of(self._queue.backend).cancel(self.key, self.id)
 
     async def reschedule(
-        self, *, delay: float | None = None, not_before: float | datetime | None = None
+        self, *, delay: float | timedelta | None = None, not_before: float | datetime | None = None
     ) -> bool:
-        """Let a waiting or scheduled task run after ``delay`` seconds, or at ``not_before``, and not earlier.
+        """Let a waiting or scheduled task run after ``delay``, or at ``not_before``, and not earlier.
 
-        ``not_before`` is in Unix seconds, or a datetime with a time zone. Return False if the task is running, has
+        ``delay`` is a number of seconds or a timedelta, ``not_before`` in Unix seconds or a datetime with a time zone.
+        Return False if the task is running, has
         ended or is unknown, or if its attempt was delivered before. Raises `InvalidInput` unless one of the two is
         given.
 
@@ -220,7 +221,7 @@ class SyncHandle(Generic[R_co]):
         return self._queue.run(self._handle.cancel())
 
     def reschedule(
-        self, *, delay: float | None = None, not_before: float | datetime | None = None
+        self, *, delay: float | timedelta | None = None, not_before: float | datetime | None = None
     ) -> bool:
         """Let a waiting or scheduled task run at another time, as `Handle.reschedule` does."""
         return self._queue.run(self._handle.reschedule(delay=delay, not_before=not_before))

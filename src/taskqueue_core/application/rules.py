@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from taskqueue_core.application.context import Context
 from taskqueue_core.errors import ConfigurationError, InvalidInput
-from taskqueue_core.limits import check_duration
+from taskqueue_core.limits import duration
 
 _MAX_DELAY_SECONDS = 365 * 86_400
 
@@ -25,11 +26,11 @@ class Retry(Exception):
     ...     raise Retry(30, "the other side is busy")
     """
 
-    def __init__(self, delay: float | None = None, error: str = "retry requested") -> None:
-        if delay is not None:
-            _check_delay(delay)
+    def __init__(
+        self, delay: float | timedelta | None = None, error: str = "retry requested"
+    ) -> None:
         super().__init__(error)
-        self.delay = delay
+        self.delay = None if delay is None else _delay(delay)
         self.error = error
 
 
@@ -61,10 +62,9 @@ class Snooze(Exception):
     ...     raise Snooze(60)  # the page is not ready yet
     """
 
-    def __init__(self, delay: float) -> None:
-        _check_delay(delay)
-        super().__init__(f"run again in {delay:g} s")
-        self.delay = delay
+    def __init__(self, delay: float | timedelta) -> None:
+        self.delay = _delay(delay)
+        super().__init__(f"run again in {self.delay:g} s")
 
 
 Rule = Retry | Reject | Snooze
@@ -133,7 +133,8 @@ def rule_for(rules: ErrorRules, error: Exception, context: Context[Any]) -> Rule
     )
 
 
-def _check_delay(delay: float) -> None:
-    check_duration("delay", delay)
-    if delay > _MAX_DELAY_SECONDS:
+def _delay(delay: float | timedelta) -> float:
+    seconds = duration("delay", delay)
+    if seconds > _MAX_DELAY_SECONDS:
         raise InvalidInput("delay", "a number out of range", "0 to 31536000 seconds (a year)")
+    return seconds

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, ClassVar, Literal, ParamSpec, Self, TypeVar
 
@@ -18,7 +19,7 @@ from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import ConfigurationError, TaskQueueError
 from taskqueue_core.hooks import Hooks
 from taskqueue_core.instrumented import InstrumentedBackend
-from taskqueue_core.limits import check_duration
+from taskqueue_core.limits import duration
 from taskqueue_core.loading import load_backend
 from taskqueue_core.queue import Queue
 from taskqueue_core.sync import SyncQueue
@@ -162,17 +163,17 @@ class TestQueue:
         """
         return await self._drain(until_idle=until_idle, deliver_twice=deliver_twice, limit=limit)
 
-    async def advance(self, seconds: float) -> Drained:
+    async def advance(self, seconds: float | timedelta) -> Drained:
         """Run the tasks that are due, and move the clock forward; run what falls due on the way, at its time.
 
-        These are delayed tasks and retries; tasks whose deadlines pass expire. Raises what `drain` raises, where the
-        limit is 10,000 runs at one moment, and `InvalidInput`.
+        ``seconds`` may be a timedelta. What falls due are delayed tasks and retries; tasks whose deadlines pass expire.
+        Raises what `drain` raises, where the limit is 10,000 runs at one moment, and `InvalidInput`.
 
         >>> (await taskqueue.advance(24 * 3600)).count("shop.remind")
         1
         """
-        check_duration("seconds", seconds)
-        return await self._drain(until=self._clock.now() + seconds, limit=_LIMIT)
+        until = self._clock.now() + duration("seconds", seconds)
+        return await self._drain(until=until, limit=_LIMIT)
 
     async def crash(self) -> None:
         """Let the worker of the running drain vanish with its tasks, and return when the drain has ended.
