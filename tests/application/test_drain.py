@@ -339,7 +339,26 @@ async def test_override() -> None:
         await work.publish()
         with pytest.raises(Failure, match="commit"):
             await taskqueue.drain()
+        with pytest.raises(
+            ConfigurationError, match=r"no task of this TestQueue depends on .*unused"
+        ):
+            taskqueue.override(unused, "fake")
     assert used == ["fake", "fake", "real"]
+
+
+def unused() -> None:
+    """No dependency of a task."""
+
+
+async def test_counting(shop: Shop, taskqueue: TestQueue) -> None:
+    """U11: runs are counted by the task or its name; a name or an end that does not exist is an error."""
+    await shop.charge.publish(17)
+    drained = await taskqueue.drain()
+    assert (drained.count(shop.charge), drained.count("shop.mail", "done")) == (1, 1)
+    with pytest.raises(InvalidInput, match=r"task: got 'mail'; allowed: .*shop\.mail"):
+        drained.count("mail")
+    with pytest.raises(InvalidInput, match="end: got 'finished'; allowed: done"):
+        drained.count(shop.charge, "finished")
 
 
 async def test_bad_input(shop: Shop, taskqueue: TestQueue) -> None:

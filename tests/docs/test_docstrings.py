@@ -29,7 +29,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from taskqueue_core import Reject, Tasks
+from taskqueue_core import Depends, Reject, Tasks
 
 tasks = Tasks(prefix="shop.")
 started = asyncio.Event()
@@ -75,7 +75,7 @@ async def remind(order: int) -> None:
 
 
 @tasks.task
-async def refund(order: int) -> None:
+async def refund(order: int, db: Session = Depends(session)) -> None:
     raise Reject("no_receipt", f"order {order}")
 
 

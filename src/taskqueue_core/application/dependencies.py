@@ -200,6 +200,18 @@ def _check(
             )
 
 
+def depends_on(function: Factory, factory: object) -> bool:
+    """Return whether a handler, or one of its dependencies, has a dependency that ``factory`` opens."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a class of an extension module
+        return False
+    return any(
+        each.factory == factory or depends_on(each.factory, factory)
+        for each in _declared(function, signature).values()
+    )
+
+
 @asynccontextmanager
 async def shared_dependencies() -> AsyncIterator[None]:
     """Keep the shared dependencies of all calls in this context and its copies, and close them at the end."""

@@ -48,6 +48,7 @@ class Drain:
         clock: ManualClock,
         deadlines: Sequence[float],
         *,
+        names: frozenset[str],
         until: float | None = None,
         until_idle: bool = True,
         deliver_twice: bool = False,
@@ -55,8 +56,10 @@ class Drain:
     ) -> None:
         """Create a drain, which advances the clock up to ``until``; ``None``: not at all.
 
-        ``deadlines`` are those of the published tasks; there may be more later. The rest is as in `TestQueue.drain`.
+        ``deadlines`` are those of the published tasks; there may be more later. ``names`` are those of all tasks. The
+        rest is as in `TestQueue.drain`.
         """
+        self._names = names
         self.until_idle = until_idle
         self.ended = asyncio.Event()
         """set when the worker has ended"""
@@ -80,7 +83,7 @@ class Drain:
         """Return what was run. Raises `NotIdle`."""
         if self._error is not None:
             raise self._error
-        return Drained(runs=tuple(self._runs), expired=tuple(self._expired))
+        return Drained(names=self._names, runs=tuple(self._runs), expired=tuple(self._expired))
 
     def notify(self) -> None:
         """Set the event `changed`."""

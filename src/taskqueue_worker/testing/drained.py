@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
-from taskqueue_core.errors import TaskQueueError
+from taskqueue_core.application.task_function import TaskFunction
+from taskqueue_core.errors import InvalidInput, TaskQueueError
+from taskqueue_core.policy_model import nearest_first
 from taskqueue_core.tasks import Expired
 
 
@@ -72,6 +75,8 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True):
     1
     """
 
+    names: frozenset[str]
+    """the names of all tasks of the registry"""
     runs: tuple[Run, ...] = ()
     """the attempts, in the order in which they ended"""
     expired: tuple[Expired, ...] = ()
@@ -82,9 +87,20 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True):
         """The exceptions of the failed attempts, in order."""
         return [run.error for run in self.runs if run.error is not None]
 
-    def count(self, task: str | None = None, end: End | str | None = None) -> int:
-        """Return the number of attempts: all of them, those of the task with this name, those that ended so."""
-        return sum(task in (None, run.task) and end in (None, run.end) for run in self.runs)
+    def count(
+        self, task: TaskFunction[..., Any] | str | None = None, end: End | str | None = None
+    ) -> int:
+        """Return the number of attempts: all of them, those of this task, those that ended so.
+
+        ``task`` is a task, or its name. Raises `InvalidInput` for a task or an end that does not exist.
+        """
+        name = task.name if isinstance(task, TaskFunction) else task
+        ends = [each.value for each in End]
+        if name is not None and name not in self.names:
+            raise InvalidInput("task", f"{name!r}", nearest_first(name, sorted(self.names)))
+        if end is not None and end not in ends:
+            raise InvalidInput("end", f"{end!r}", ", ".join(ends))
+        return sum(name in (None, run.task) and end in (None, run.end) for run in self.runs)
 
 
 def most_common(names: Iterable[str]) -> str:

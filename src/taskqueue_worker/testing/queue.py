@@ -10,7 +10,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, ClassVar, Literal, ParamSpec, Self, TypeVar
 
-from taskqueue_core.application.dependencies import override
+from taskqueue_core.application.dependencies import depends_on, override
 from taskqueue_core.application.errors import NotConnected
 from taskqueue_core.application.handler_scope import HANDLER_SCOPE
 from taskqueue_core.application.registry import Tasks
@@ -242,11 +242,19 @@ class TestQueue:
         """Replace a dependency until the end of the block.
 
         ``fake`` is a function or a class, which is called instead of ``dependency``, or else the value itself. Raises
-        `ConfigurationError` if it cannot be called, or needs what it replaces.
+        `ConfigurationError` if it cannot be called, needs what it replaces, or no task depends on ``dependency``.
 
         >>> with taskqueue.override(session, FakeSession()):
         ...     drained = await taskqueue.drain()
         """
+        if not any(
+            depends_on(each.function, dependency) for each in self._tasks.functions.values()
+        ):
+            name = getattr(dependency, "__qualname__", repr(dependency))
+            raise ConfigurationError(
+                f"override: no task of this TestQueue depends on {name}: pass the function that is in Depends(...) or "
+                "Shared(...)"
+            )
         return override(dependency, fake)
 
     def _open(self) -> tuple[Queue, RecordingPublisher]:
@@ -264,7 +272,9 @@ class TestQueue:
         while self._running is not None:
             await self._running[1].ended.wait()
         await self._apply()
-        drain = Drain(self._clock, publisher.deadlines, **options)
+        drain = Drain(
+            self._clock, publisher.deadlines, names=frozenset(self._tasks.functions), **options
+        )
         worker = DrainWorker(self._tasks, queue.backend, drain)
         self._running = worker, drain
         self._calls.loop = asyncio.get_running_loop()
