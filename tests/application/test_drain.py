@@ -350,17 +350,6 @@ def unused() -> None:
     """No dependency of a task."""
 
 
-async def test_counting(shop: Shop, taskqueue: TestQueue) -> None:
-    """U11: runs are counted by the task or its name; a name or an end that does not exist is an error."""
-    await shop.charge.publish(17)
-    drained = await taskqueue.drain()
-    assert (drained.count(shop.charge), drained.count("shop.mail", "done")) == (1, 1)
-    with pytest.raises(InvalidInput, match=r"task: got 'mail'; allowed: .*shop\.mail"):
-        drained.count("mail")
-    with pytest.raises(InvalidInput, match="end: got 'finished'; allowed: done"):
-        drained.count(shop.charge, "finished")
-
-
 async def test_bad_input(shop: Shop, taskqueue: TestQueue) -> None:
     """U11: wrong options and calls at the wrong place say what to write."""
     with pytest.raises(ConfigurationError, match="mode: got 'eager'; allowed: queue, inline"):
@@ -390,27 +379,3 @@ async def test_isolation(shop: Shop) -> None:
     async with TestQueue(shop.tasks) as taskqueue:
         taskqueue.assert_not_published(shop.mail)
         assert (await taskqueue.drain()).runs == ()
-
-
-async def test_durations_may_be_a_timedelta() -> None:
-    """U11: wherever a number of seconds is a delay, a timedelta is one, too; text is an error with an example."""
-    tasks = Tasks()
-
-    @tasks.task
-    def step(context: Context) -> None:
-        if context.attempt == 1:
-            raise Retry(timedelta(minutes=1))
-        if context.attempt == 2:
-            raise Snooze(timedelta(minutes=2))
-
-    hour = timedelta(hours=1)
-    async with TestQueue(tasks) as taskqueue:
-        handle = await step.using(delay=hour, expires_in=3 * hour).publish()
-        assert await handle.reschedule(delay=2 * hour)
-        assert (await taskqueue.advance(hour)).count() == 0
-        ends = [str(run.end) for run in (await taskqueue.advance(hour + timedelta(minutes=3))).runs]
-        assert ends == ["retry", "snoozed", "done"]
-        with pytest.raises(
-            InvalidInput, match=r"delay: got .*allowed: a number of seconds, such as 600"
-        ):
-            await step.using(delay="10m").publish()  # type: ignore[arg-type]  # that is the case
