@@ -322,6 +322,8 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
     """the reason of a dead letter, or the text of the last failure of a task that is still live"""
     last_failure: Failure | None = None
     """the last failure in the task's history, in any state"""
+    due_at: float | None = None
+    """time at which a scheduled task becomes available, by the store's clock; ``None`` in other states"""
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):

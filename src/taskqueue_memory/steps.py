@@ -207,6 +207,7 @@ class Steps:
 
     def _schedule(self, record: TaskRecord, at: float, event: str, **fields: str | None) -> None:
         record.seq = next(self._seq)
+        record.at = at
         self._enter(record, State.SCHEDULED, event, due_at=at, **fields)
         self.timers.schedule(record, at)
 

@@ -93,6 +93,9 @@ def test_status_gives_the_reason_of_the_end(cli: Cli) -> None:
     assert "dead" in shown
     assert f"reason        {EXHAUSTED}" in shown
     assert "attempt 1: ValueError: no" in shown
+    cli("publish", "k", "1", "--id", "later", "--delay", "3600")
+    assert cli("status", "k", "later", "--json").told["due_at"] > 1_000_000_000
+    assert "due  " in cli("status", "k", "later").out
     assert "there is no queue 'typo'" in cli("status", "typo", "d1").err
     missing = cli("status", "k", "nobody", "--json")
     assert (missing.code, missing.told["error"]["code"]) == (1, "not_found")

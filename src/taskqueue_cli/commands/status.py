@@ -67,6 +67,7 @@ def status(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson =
         "attempt": str(task_status.attempt),
         "losses": str(task_status.losses),
         "since": format_time(task_status.updated_at),
+        "due": "" if task_status.due_at is None else format_time(task_status.due_at),
         "progress": "" if task_status.progress is None else str(task_status.progress),
         "reason" if task_status.state is State.DEAD else "error": task_status.error or "",
     }

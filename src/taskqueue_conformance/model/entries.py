@@ -6,6 +6,8 @@ from taskqueue_core.tasks import Delivery, State, Task, TaskStatus
 
 Span = tuple[float, float]
 """a least and a greatest value, usually the times on the store's clock before and after a call"""
+_ROUNDING = 1e-3
+"""seconds by which a store may round a time"""
 _ENDED = (State.DONE, State.EXPIRED, State.CANCELLED, State.DISCARDED)
 
 
@@ -161,6 +163,11 @@ class Entry:
         assert status.state in allowed, (
             f"wrong state of {self.name}: expected {self.state}, got {status.state} (law 1)"
         )
+        if status.state is State.SCHEDULED:
+            assert status.due_at is not None, f"{self.name} is scheduled without a due time (law 8)"
+            assert abs(status.due_at - self.due) < _ROUNDING, (
+                f"wrong due time of {self.name}: expected {self.due}, got {status.due_at} (law 8)"
+            )
         if self.attempt is None:
             self.attempt = status.attempt
         if self.loose and status.losses == self.losses + 1:

@@ -10,6 +10,9 @@ from taskqueue_core.consumer.settle import settle
 from taskqueue_core.retry import ScheduleRetry
 from taskqueue_core.tasks import State, TaskStatus
 
+_ROUNDING = 1e-3
+"""seconds by which a store may round a time"""
+
 
 class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
     """Tests of `Control.statuses`, `Control.results` and `Control.progress`."""
@@ -17,11 +20,17 @@ class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
     @needs("atomic_retry")
     async def test_states(self, bench: Bench) -> None:
         """The status of a task shows its state, attempt, losses and last failure at every step (C26)."""
-        subscription = await bench.subscribed("t1", not_before=bench.now + bench.short)
-        assert (await _status(bench)).state is State.SCHEDULED
+        due = bench.now + bench.short
+        subscription = await bench.subscribed("t1", not_before=due)
+        status = await _status(bench)
+        assert status.state is State.SCHEDULED
+        assert abs((status.due_at or 0) - due) < _ROUNDING, (
+            "a scheduled task must have its due time"
+        )
         await bench.advance(bench.short)
         await bench.control.maintain()
-        assert (await _status(bench)).state is State.WAITING
+        status = await _status(bench)
+        assert (status.state, status.due_at) == (State.WAITING, None)
         delivery = await bench.one(subscription)
         status = await _status(bench)
         assert (status.state, status.attempt, status.losses) == (State.IN_FLIGHT, 1, 0)
@@ -33,6 +42,8 @@ class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
         await settle(bench.backend, subscription, delivery, ScheduleRetry(bench.short, "boom"))
         status = await _status(bench)
         assert (status.state, status.attempt, status.error) == (State.SCHEDULED, 2, "boom")
+        assert status.due_at is not None, "a task that waits for a retry must have its due time"
+        assert status.due_at <= bench.now + bench.short + _ROUNDING
         assert status.last_failure is not None, "a retried task must have its last failure"
         assert (status.last_failure.attempt, status.last_failure.error) == (1, "boom")
         await bench.advance(bench.short)

@@ -45,6 +45,8 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
     delivered_at: float = 0.0
     timeout: float | None = None
     """timeout of the attempt that was delivered last, from the queue's settings"""
+    at: float = 0.0
+    """time at which a scheduled task becomes due, in Unix seconds"""
     available_at: float = 0.0
     """time at which the task last became available; a release does not change it"""
     updated_at: float = 0.0
@@ -237,6 +239,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
             progress=self.progress,
             error=error_of(self.state or State.WAITING, self.reason, last),
             last_failure=last,
+            due_at=self.at if self.state is State.SCHEDULED else None,
         )
 
 

@@ -19,8 +19,6 @@ class Record(Entry, kw_only=True, eq=False):
 
     seq: int = 0
     """sequence number by which the records in the same state are ordered; unique in the whole store"""
-    at: float = 0.0
-    """time at which a scheduled task becomes due, in Unix seconds"""
     owner: int | None = None
     """number of the subscription that owns the delivery, if the task is in flight"""
     patience: float | None = None

@@ -1,6 +1,6 @@
 --@ base queue states record counts streams flow tenants lanes cold damage places
 -- Returns the status of tasks. ARGV: key, ids. Returns per task {record, whether it is in flight, cold fields,
--- progress}, or an empty table; only for the first ones if their errors are long. Instead of a damaged record, returns
+-- progress, due time}, or an empty table; only for the first ones if their errors are long. Instead of a damaged record, returns
 -- the one that would be built again; if the entry is not found, that of a waiting task.
 local q, answers = queue(ARGV[3]), {}
 for i = 4, #ARGV do
@@ -14,7 +14,8 @@ for i = 4, #ARGV do
     end
     local held = r.state == WAITING and (r.place == FRESH or r.place == AGAIN)
       and holder(stream_with(q, r), text(r.fence))
-    answer = {packed, held and 1 or 0, call('HGET', q.name .. '/x', id), call('HGET', q.name .. '/p', id)}
+    answer = {packed, held and 1 or 0, call('HGET', q.name .. '/x', id), call('HGET', q.name .. '/p', id),
+      r.state == SCHEDULED and call('ZSCORE', q.name .. '/d', due_member(r, id))}
     bytes = bytes + #packed + (answer[3] and #answer[3] or 0)
   end
   answers[i - 3] = answer

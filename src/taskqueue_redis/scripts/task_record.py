@@ -61,7 +61,7 @@ def status_of(key: str, task_id: str, reply: list[Any]) -> TaskStatus | None:
     """Parse the answer of the script ``status`` for one task; return None if the task is unknown."""
     if not reply:
         return None
-    packed, in_flight, cold, progress = reply
+    packed, in_flight, cold, progress, due = reply
     record = record_of(packed)
     if record is None:
         return None
@@ -78,6 +78,7 @@ def status_of(key: str, task_id: str, reply: list[Any]) -> TaskStatus | None:
         progress=_progress(progress),
         error=error_of(state, reason, last),
         last_failure=last,
+        due_at=None if due is None else float(due) / 1_000_000,
     )
 
 
