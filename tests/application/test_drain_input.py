@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from taskqueue_core import Context, Tasks
+from taskqueue_core import Context, NotConnected, Tasks
 from taskqueue_core.errors import InvalidInput
 from taskqueue_worker import Retry, Snooze
 from taskqueue_worker.testing import TestQueue
@@ -46,3 +46,15 @@ async def test_durations_may_be_a_timedelta() -> None:
             InvalidInput, match=r"delay: got .*allowed: a number of seconds, such as 600"
         ):
             await step.using(delay="10m").publish()  # type: ignore[arg-type]  # that is the case
+
+
+async def test_a_task_of_another_registry() -> None:
+    """U11: a publish of a task whose registry the TestQueue does not have says how to include it."""
+    other = Tasks()
+
+    @other.task
+    def save(order: int) -> None: ...
+
+    async with TestQueue(Tasks()):
+        with pytest.raises(NotConnected, match="include the registry of the task"):
+            await save.publish(1)

@@ -21,7 +21,7 @@ from taskqueue_core.sync import LoopCalls, SyncQueue, connect_sync
 _NOT_CONNECTED = (
     "publishing needs a connection: pass one with .using(on=queue), publish inside a handler, which uses the "
     "connection of its worker, or write 'async with tasks.connect(...)' ('with tasks.connect_sync(...)' in code that "
-    "is not async)"
+    "is not async); in a test, include the registry of the task in the one that the TestQueue was given"
 )
 _ONLY_BLOCKING = (
     "the open connection of this registry is for code that is not async ('with tasks.connect_sync(...)'): use "
