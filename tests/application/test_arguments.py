@@ -184,3 +184,15 @@ def test_a_type_without_json_is_named() -> None:
     )
     assert "use a model, a dataclass" in str(caught.value)
     assert len(str(caught.value)) < 300
+
+
+def tokens(tokens: dict[str, int], place: dict[str, Order] | None = None) -> None:
+    """A handler with dictionaries, whose keys may be confidential."""
+
+
+def test_keys_of_dictionaries_are_values() -> None:
+    """Fault F20: an error shows names of fields, and no key of a dictionary."""
+    assert fault(tokens, {"tokens": {"sk-SECRET": "x"}}).startswith("tokens.[key] should be")
+    assert fault(tokens, {"tokens": {}, "place": {"sk-SECRET": {"id": "x"}}}).startswith(
+        "place.[key].id"
+    )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
-from taskqueue_core import Queue, Tasks, gather
+from taskqueue_core import InvalidInput, Queue, Tasks, as_completed, gather
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.tasks import TaskStatus
 from taskqueue_memory import MemoryBackend
@@ -105,3 +106,18 @@ async def test_each_wait_gets_the_error_of_the_store(monkeypatch: pytest.MonkeyP
         assert [str(error) for error in errors] == ["the store is away"] * 2
         async with working(LocalWorker(tasks, backend=backend)):
             assert await gather(*handles, timeout=30) == [1, 2]
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), "5", True])
+async def test_a_timeout_that_is_no_number(timeout: Any) -> None:
+    """U6: NaN, which would confuse the timers of the event loop, and values of other types are refused by name."""
+    async with tasks.connect(Queue(MemoryBackend())):
+        handle = await same.publish(1)
+        with pytest.raises(InvalidInput, match=r"^timeout"):
+            await handle.result(timeout)
+        with pytest.raises(InvalidInput, match=r"^timeout"):
+            await gather(handle, timeout=timeout)
+        with pytest.raises(InvalidInput, match=r"^timeout"):
+            await anext(as_completed([handle], timeout))
+        with pytest.raises(TimeoutError):
+            await handle.result(-1)

@@ -152,15 +152,15 @@ class Arguments(_Payload):
                 or not self._is_record
                 or payload.lstrip()[:1] != b"{"
             ):
-                raise InvalidPayload(describe(error)) from None
-            faults = describe(error)
+                raise InvalidPayload(describe(error, self._by_name)) from None
+            faults = describe(error, self._by_name)
         name, adapter = self._single_parameter
         try:
             return {name: adapter.validate_json(payload)}
         except ValidationError as error:
             raise InvalidPayload(
                 f"it is neither an object with the argument {name!r} ({faults}), "
-                f"nor the argument itself ({describe(error)})"
+                f"nor the argument itself ({describe(error, adapter)})"
             ) from None
 
     def of(self, values: list[dict[str, Any]], contexts: list[Context[Any]]) -> dict[str, Any]:
@@ -244,7 +244,7 @@ class BatchArguments(_Payload):
         try:
             return self._codec.validate_json(payload)
         except ValidationError as error:
-            raise InvalidPayload(describe(error)) from None
+            raise InvalidPayload(describe(error, self._codec)) from None
 
     def of(self, values: list[Any], contexts: list[Context[Any]]) -> dict[str, Any]:
         """Return the keyword arguments of the handler for decoded payloads and their contexts."""
@@ -264,7 +264,7 @@ def _encode(task: str, codec: Codec, value: Any) -> bytes:
         else:
             check_encoded("arguments", text, "payload")
     except ValidationError as error:
-        raise _invalid(task, describe(error)) from None
+        raise _invalid(task, describe(error, codec)) from None
     except TooLarge:
         raise
     except (PydanticSerializationError, InvalidInput):

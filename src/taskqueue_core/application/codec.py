@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-from pydantic_core import SchemaSerializer, SchemaValidator
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails, SchemaSerializer, SchemaValidator
 from pydantic_core.core_schema import CoreConfig
 
 _MAX_FAULTS = 10
@@ -39,16 +41,46 @@ class Codec:
         self.validator = SchemaValidator(self.adapter.core_schema, config)
         self.serializer = SchemaSerializer(self.adapter.core_schema, config)
 
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names of all fields, at any depth; empty if the type has no JSON Schema."""
+        try:
+            schema = self.adapter.json_schema()
+        except PydanticUserError:
+            return frozenset()
+        return frozenset(_names(schema))
+
     def validate_json(self, text: bytes) -> Any:
         """Decode JSON text. Raises pydantic's ``ValidationError``."""
         return self.validator.validate_json(text)
 
 
-def describe(error: ValidationError, root: str = "payload") -> str:
-    """Return what is wrong with a value, without the value itself. ``root``: the name of the whole."""
+def _names(schema: object) -> Iterator[str]:
+    if isinstance(schema, dict):
+        yield from schema.get("properties", ())
+        for each in schema.values():
+            yield from _names(each)
+    elif isinstance(schema, list):
+        for each in schema:
+            yield from _names(each)
+
+
+def _is_unknown_parameter(fault: ErrorDetails) -> bool:
+    return fault["type"] == "extra_forbidden" and len(fault["loc"]) == 1
+
+
+def describe(error: ValidationError, codec: Codec, root: str = "payload") -> str:
+    """Return what is wrong with a value of a codec, without the value itself. ``root``: the name of the whole.
+
+    The keys of a dictionary are values, which may be confidential, too.
+    """
     faults = []
     for fault in error.errors(include_url=False, include_context=False, include_input=False):
-        path = ".".join(str(part)[:50] for part in fault["loc"][:4]) or root
+        known = codec.names | {*fault["loc"]} if _is_unknown_parameter(fault) else codec.names
+        parts = [
+            each if each in known or type(each) is int else "[key]" for each in fault["loc"][:4]
+        ]
+        path = ".".join(str(part)[:50] for part in parts) or root
         kind, message = fault["type"], fault["msg"]
         if kind in _FAULT_TEXTS:
             faults.append(f"{path} {_FAULT_TEXTS[kind]}")

@@ -23,6 +23,7 @@ from taskqueue_core.application.errors import (
 from taskqueue_core.application.handler_scope import HANDLER_SCOPE
 from taskqueue_core.capabilities import control_of
 from taskqueue_core.errors import InvalidInput, TaskQueueError
+from taskqueue_core.limits import kind_of
 from taskqueue_core.queue import Queue, stored
 from taskqueue_core.sync import SyncQueue
 from taskqueue_core.task_ends import has_ended
@@ -126,6 +127,7 @@ class Handle(Generic[R_co]):
         >>> await handle.result(timeout=30)
         {'width': 320}
         """
+        _check_timeout(timeout)
         if self.confirmation is not None and not self.confirmation.stored:
             stored(self.confirmation)
         status = await self._wait(timeout, wait_for_redrive=wait_for_redrive)
@@ -239,6 +241,7 @@ async def gather(*handles: Handle[Any], timeout: float | None = None) -> list[An
 
     >>> widths = await gather(*handles, timeout=60)
     """
+    _check_timeout(timeout)
     async with _results_of(handles) as waiting:
         _, unfinished = await asyncio.wait(waiting, timeout=timeout) if waiting else ((), ())
         if unfinished:
@@ -259,6 +262,7 @@ async def as_completed(
     ...     print(handle.id, await handle.result())
     cat-320 {'width': 320}
     """
+    _check_timeout(timeout)
     loop = asyncio.get_running_loop()
     scope = HANDLER_SCOPE.get()
     end = None if timeout is None else loop.time() + timeout
@@ -289,6 +293,13 @@ async def _results_of(
         for each in waiting:
             each.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
+
+
+def _check_timeout(timeout: float | None) -> None:
+    """Raise `InvalidInput` for a timeout that is no number. One that is negative has passed."""
+    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if timeout is not None and (not number or timeout != timeout):  # noqa: PLR0124 - NaN would confuse asyncio's timers
+        raise InvalidInput("timeout", kind_of(timeout), "a number of seconds, or None for no limit")
 
 
 async def _timeout_of(

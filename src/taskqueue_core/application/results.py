@@ -56,7 +56,7 @@ class Results:
             text = codec.serializer.to_json(codec.validator.validate_python(value), by_alias=True)
         except ValidationError as error:
             raise InvalidResult(
-                f"the result does not match the return annotation: {describe(error, 'result')}"
+                f"the result does not match the return annotation: {describe(error, self._codec, 'result')}"
             ) from None
         except PydanticSerializationError as error:
             raise InvalidInput(
