@@ -108,7 +108,6 @@ async def test_results_of_a_batch(kind: Any, value: object) -> None:
         (dict[str, object], {"a": Opaque()}, "no equivalent|an equivalent in JSON"),
         (float, float("nan"), "that is not JSON"),
     ],
-    ids=str,
 )
 async def test_a_result_of_another_type_is_a_dead_letter(
     kind: Any, value: object, fault: str
