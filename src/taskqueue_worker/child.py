@@ -40,6 +40,7 @@ from taskqueue_worker.child_messages import (
     packed,
 )
 from taskqueue_worker.handlers import Handlers
+from taskqueue_worker.outcomes import outcome_of_error
 from taskqueue_worker.runner import HandlerRunner
 from taskqueue_worker.task_log import TaskLog
 from taskqueue_worker.worker_scope import WorkerScope
@@ -82,10 +83,16 @@ class _ForwardingHandler(logging.Handler):
         self._formatter = logging.Formatter()
 
     def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._channel.send(self._report(record))
+        except Exception:  # noqa: BLE001 - arguments that do not fit the message may raise any exception
+            self.handleError(record)
+
+    def _report(self, record: logging.LogRecord) -> Record:
         fields = {name: value for name, value in vars(record).items() if name not in self._standard}
         message: str = record.getMessage()
         failure: Any = record.exc_info
-        if isinstance(record.msg, dict):  # an event of structlog
+        if isinstance(record.msg, dict) and "_logger" in fields:  # an event of structlog
             event = dict(record.msg)
             message, failure = str(event.pop("event", "")), event.pop("exc_info", None)
             fields = {**fields, **event}
@@ -95,7 +102,7 @@ class _ForwardingHandler(logging.Handler):
         elif isinstance(failure, BaseException):
             failure = (type(failure), failure, failure.__traceback__)
         text = self._formatter.formatException(failure) if failure else record.exc_text
-        self._channel.send(Record(record.name, record.levelno, message, fields, text))
+        return Record(record.name, record.levelno, message, fields, text)
 
 
 class _ChildScope(WorkerScope):
@@ -140,7 +147,10 @@ class _Settler:
 
     def settle(self, _receipt: str, outcome: Outcome) -> None:
         self.busy = False
-        self._channel.send(Ended.of(outcome))
+        try:
+            self._channel.send(Ended.of(outcome))
+        except Exception as error:  # noqa: BLE001 - without a report, the worker would wait until the timeout
+            self._channel.send(Ended.of(outcome_of_error(error)))
 
     finish = settle
 

@@ -98,10 +98,46 @@ Report = Ready | NotStarted | ProgressMade | Ended | Record
 ORDERS: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 REPORTS: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
 _OUTCOMES: dict[str, type[Outcome]] = {kind.__name__: kind for kind in get_args(Outcome)}
-_encode = msgspec.msgpack.Encoder(enc_hook=repr).encode
 
 
 def packed(message: Order | Report) -> bytes:
-    """Return a message with its length. Values of log records that MessagePack cannot express become text."""
-    body = _encode(message)
+    """Return a message with its length.
+
+    Values of log records that MessagePack cannot express become text; lone surrogates in texts are replaced.
+    """
+    try:
+        body = _encode(message)
+    except Exception:  # noqa: BLE001 - such as a number of more than 64 bits, or a list that contains itself
+        fields = msgspec.structs.asdict(message)
+        values = {name: _expressible(value, 2) for name, value in fields.items()}
+        body = _encode(msgspec.structs.replace(message, **values))
     return LENGTH.pack(len(body)) + body
+
+
+def _expressible(value: Any, levels: int) -> Any:
+    """Return a value that MessagePack can express; lists and dicts are kept down to this number of levels."""
+    if isinstance(value, str):
+        return _encodable(value)
+    if levels and isinstance(value, dict):
+        return {_encodable(str(key)): _expressible(each, levels - 1) for key, each in value.items()}
+    if levels and isinstance(value, list | tuple):
+        return [_expressible(each, levels - 1) for each in value]
+    try:
+        _encode(value)
+    except Exception:  # noqa: BLE001 - as above
+        return _text_of(value)
+    return value
+
+
+def _text_of(value: object) -> str:
+    try:
+        return _encodable(repr(value))
+    except Exception:  # noqa: BLE001 - __repr__ may raise any exception
+        return f"<{type(value).__name__} without a text>"
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_text_of).encode

@@ -33,6 +33,8 @@ from taskqueue_worker.child_messages import (
 )
 from taskqueue_worker.handlers import Handler
 
+_failures = logging.NullHandler()
+"""prints, as the handlers of logging do, that a record could not be handled"""
 CLOSE_SECONDS = 5.0
 """seconds that an idle child process has to close its lifespans, before it is killed"""
 
@@ -232,16 +234,21 @@ def _signal_name(number: int) -> str:
 
 def _log(record: Record) -> None:
     logger = logging.getLogger(record.name)
-    if logger.isEnabledFor(record.level):
-        attributes = {
-            **record.fields,
-            "name": record.name,
-            "levelno": record.level,
-            "levelname": logging.getLevelName(record.level),
-            "msg": record.message,
-            "exc_text": record.exception,
-        }
-        logger.handle(logging.makeLogRecord(attributes))
+    if not logger.isEnabledFor(record.level):
+        return
+    attributes = {
+        **record.fields,
+        "name": record.name,
+        "levelno": record.level,
+        "levelname": logging.getLevelName(record.level),
+        "msg": record.message,
+        "exc_text": record.exception,
+    }
+    log_record = logging.makeLogRecord(attributes)
+    try:
+        logger.handle(log_record)
+    except Exception:  # noqa: BLE001 - a filter may raise any exception, which must not end the attempt
+        _failures.handleError(log_record)
 
 
 def begin_of(

@@ -80,6 +80,35 @@ def end(how: str) -> None:
     raise ValueError(how)
 
 
+class _NoText:
+    def __repr__(self) -> str:
+        raise ZeroDivisionError
+
+
+@tasks.task(run="process")
+def log_anything() -> list[str]:
+    """Log what handlers of logging report as errors, and what MessagePack cannot express."""
+    endless: list[object] = []
+    endless.append(endless)
+    _log.info("count %d", "x")
+    _log.info({"plain": "dict"})
+    _log.info("\udcff", extra={"many": [2**70, "\udcff"], "endless": endless, "bad": _NoText()})
+    return ["done"]
+
+
+@tasks.task(run="process")
+def fail_with(text: str) -> None:
+    """Fail with a text in which a lone surrogate follows."""
+    raise ValueError(text + "\udcff")
+
+
+@tasks.task(run="process")
+def progress_with(text: str, context: Context) -> str:
+    """Report a text in which a lone surrogate follows as progress, and return it."""
+    context.progress(text + "\udcff")
+    return text + "\udcff"
+
+
 @tasks.task(run="process")
 async def publish_in_process() -> str:
     """Publish another task, without a connection that the application opens."""

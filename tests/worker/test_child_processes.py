@@ -196,6 +196,55 @@ async def test_outcomes_and_records(server: FakeServer, caplog: pytest.LogCaptur
     assert "taskqueue_worker" not in (failed.exc_text or "")
 
 
+async def test_any_record(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
+    """U8, U10: a record that cannot be sent as it is neither raises in the task nor is lost.
+
+    Values that MessagePack cannot express become text, and lone surrogates are replaced.
+    """
+    caplog.set_level(logging.INFO)
+    async with running(Worker(tasks, url=server.url)):
+        peer = await server.welcomed()
+        assert await result(peer, "log_anything", {}) == ["done"]
+    plain, record = [each for each in caplog.records if each.name == "shop"][:2]
+    assert (plain.getMessage(), record.getMessage()) == ("{'plain': 'dict'}", "?")
+    fields = vars(record)
+    assert fields["many"] == [str(2**70), "?"]
+    assert fields["endless"] == ["[[...]]"]
+    assert fields["bad"] == "<_NoText without a text>"
+
+
+async def test_texts_that_utf_8_cannot_encode(server: FakeServer) -> None:
+    """U8: an error, a progress or a result with a lone surrogate gives an outcome, and the slot is free."""
+    async with running(Worker(tasks, url=server.url, concurrency=1)):
+        peer = await server.welcomed()
+        await peer.deliver(work({"text": "bad "}, key="fail_with"))
+        assert (await peer.next(RetryFrame)).error == "ValueError: bad ?"
+        await peer.deliver(work({"text": "bad "}, key="progress_with"))
+        assert (await peer.next(DeadLetterFrame)).reason == "invalid_result"
+        assert await result(peer, "coroutine", {}) > 0
+
+
+async def test_a_filter_that_raises(
+    server: FakeServer, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """U8, U10: a logging filter of the worker that raises on a child's record does not end the attempt."""
+    caplog.set_level(logging.INFO)
+
+    def refuse(_record: logging.LogRecord) -> bool:
+        raise ZeroDivisionError
+
+    logger = logging.getLogger("shop")
+    logger.addFilter(refuse)
+    try:
+        async with running(Worker(tasks, url=server.url)):
+            peer = await server.welcomed()
+            await peer.deliver(work({"how": "retry"}, key="end"))
+            assert (await peer.next(RetryFrame)).error == "later"
+    finally:
+        logger.removeFilter(refuse)
+    assert "ZeroDivisionError" in capfd.readouterr().err
+
+
 async def test_a_registry_without_a_path() -> None:
     """U8: a registry that a child cannot import is an error at the start, before the worker takes anything."""
     local = Tasks()
