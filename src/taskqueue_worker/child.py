@@ -54,6 +54,7 @@ class Channel:
     def __init__(self, connection: socket.socket) -> None:
         """Take over a connected socket."""
         self._socket = connection
+        connection.set_inheritable(False)  # programs that a task starts do not keep it open
         self._file = connection.makefile("rb")
         self._lock = threading.Lock()
 

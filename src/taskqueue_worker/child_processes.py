@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
@@ -35,8 +36,11 @@ from taskqueue_worker.handlers import Handler
 
 _failures = logging.NullHandler()
 """prints, as the handlers of logging do, that a record could not be handled"""
+_log = logging.getLogger("taskqueue.worker")
 CLOSE_SECONDS = 5.0
 """seconds that an idle child process has to close its lifespans, before it is killed"""
+_LAST_SECONDS = 1.0
+"""seconds for reading what a process has sent before its end, if another process still holds its socket open"""
 
 
 class ChildProcessEnded(TaskQueueError):
@@ -132,7 +136,7 @@ class ChildProcesses:
             self._idle.remove(child)
 
     async def _close(self) -> None:
-        ending = [child.reading for child in self._all]
+        ending = [child.watching for child in self._all]
         for child in self._all:
             child.close()
         await asyncio.gather(*ending, return_exceptions=True)
@@ -156,7 +160,8 @@ class _Child:
         self._on_end = on_end
         self._on_progress: Callable[[float | str], None] | None = None
         self._answer: asyncio.Future[Ready | NotStarted | Ended] | None = None
-        self.reading = asyncio.create_task(self._read())
+        self._gone = False
+        self.watching = asyncio.create_task(self._watch())
 
     async def start(self, begin: Begin) -> None:
         """Wait until the process can run tasks."""
@@ -175,7 +180,7 @@ class _Child:
         return answer.outcome()
 
     async def _ask(self, order: Order) -> Ready | NotStarted | Ended:
-        if self.reading.done():
+        if self.watching.done():
             raise self._end()
         self._answer = asyncio.get_running_loop().create_future()
         self._writer.write(packed(order))
@@ -188,23 +193,43 @@ class _Child:
         asyncio.get_running_loop().call_later(CLOSE_SECONDS, self.kill)
 
     def kill(self) -> None:
-        """End the process at once."""
-        with suppress(ProcessLookupError):
-            self._process.kill()
+        """End the process, and those that it has started in its process group, at once."""
+        if not self._gone:  # later, the system may use the number for another group
+            with suppress(ProcessLookupError, PermissionError):  # macOS: of a group that has ended
+                os.killpg(self._process.pid, signal.SIGKILL)
 
-    async def _read(self) -> None:
+    async def _watch(self) -> None:
+        """Receive reports until the process ends. Its own children may hold the socket open for longer."""
+        reading = asyncio.create_task(self._read())
+        ended = asyncio.create_task(self._process.wait())
         try:
-            with suppress(asyncio.IncompleteReadError, ConnectionError):
-                while True:
-                    (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
-                    self._receive(await self._reader.readexactly(length))
-            await self._process.wait()
+            await asyncio.wait([reading, ended], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([ended], timeout=CLOSE_SECONDS)
+            self.kill()
+            await ended
+            self._gone = True
+            await asyncio.wait([reading], timeout=_LAST_SECONDS)
         finally:
             self.kill()
+            self._gone = True
+            reading.cancel()
+            ended.cancel()
             self._writer.close()
             self._on_end(self)
             if self._answer is not None and not self._answer.done():
                 self._answer.set_exception(self._end())
+            await asyncio.gather(reading, ended, return_exceptions=True)
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+                self._receive(await self._reader.readexactly(length))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+        except Exception:  # noqa: BLE001 - such as a value that MessagePack cannot decode
+            self.kill()
+            _log.exception("the child process was killed: its report cannot be handled")
 
     def _receive(self, body: bytes) -> None:
         match REPORTS.decode(body):
@@ -212,7 +237,7 @@ class _Child:
                 if self._on_progress is not None:
                     self._on_progress(value)
             case Record() as record:
-                _log(record)
+                _handle(record)
             case answer if self._answer is not None and not self._answer.done():
                 self._answer.set_result(answer)
             case _:
@@ -232,7 +257,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _log(record: Record) -> None:
+def _handle(record: Record) -> None:
     logger = logging.getLogger(record.name)
     if not logger.isEnabledFor(record.level):
         return

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from datetime import date
+from pathlib import Path
 
 import structlog
 
@@ -56,6 +59,17 @@ def die(how: str) -> None:
     if how == "sys.exit":
         sys.exit(7)
     os.kill(os.getpid(), signal.SIGSEGV)
+
+
+@tasks.task(run="process", timeout=60)
+def start_a_process(path: str, end: bool) -> None:  # noqa: FBT001
+    """Start a process that holds a named pipe open; end this one, or wait for the other."""
+    with Path(path).open("w"):
+        process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(90,))
+        process.start()
+        if end:
+            os._exit(7)
+        process.join()
 
 
 def _hang(context: Context) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -153,6 +154,24 @@ async def test_a_process_that_dies(server: FakeServer, how: str, said: str) -> N
         assert said in error
         await peer.next(Credit)
         assert await result(peer, "coroutine", {}) > 0
+
+
+@pytest.mark.parametrize("end", [True, False])
+async def test_processes_of_a_task(server: FakeServer, tmp_path: Path, end: bool) -> None:  # noqa: FBT001
+    """U8: a process that dies or is killed is noticed, and those that its task has started end with it."""
+    os.mkfifo(pipe := tmp_path / "pipe")
+    async with running(Worker(tasks, url=server.url, concurrency=1)):
+        peer = await server.welcomed()
+        await peer.deliver(task := work({"path": str(pipe), "end": end}, key="start_a_process"))
+        with await asyncio.to_thread(pipe.open) as opened:
+            if end:
+                error = (await peer.next(RetryFrame)).error
+                assert error == "ChildProcessEnded: the child process ended with exit code 7"
+            else:
+                await peer.send(Revoke(receipts=[task.receipt]))
+            await peer.next(Credit)
+            async with asyncio.timeout(PATIENCE):
+                assert await asyncio.to_thread(opened.read) == ""
 
 
 async def test_processes_are_replaced(server: FakeServer) -> None:
