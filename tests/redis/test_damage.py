@@ -261,7 +261,8 @@ async def test_a_key_has_a_wrong_type(
                     for delivery in (await consumer.receive(10, 0.1)).deliveries:
                         await settled(consumer, delivery)
                         executed.add(delivery.task.id)
-            await until(lambda: _limited(backend, 0 if key == "" else 50), "the settings apply")
+            limit = None if key == "" else 50
+            await until(lambda: _limited(backend, limit), "the settings apply")
             assert (await backend.control.ledger("other")).balanced
         aside = name.replace(f"{partition}:", f"{partition}:aside:", 1)
         assert any(redis_server.call("EXISTS", kept) for kept in (aside, name))
