@@ -67,16 +67,19 @@ class ChildProcesses:
     async def opened(
         cls, begin: Begin, tasks_per_child: int | None
     ) -> AsyncIterator[ChildProcesses]:
-        """Start the first process, yield the processes, and end them all.
-
-        Raises `ConfigurationError` if a process cannot import the tasks, and `ChildProcessEnded` if its lifespan fails.
-        """
+        """Yield the processes, none of which runs yet, and end them all."""
         processes = cls(begin, tasks_per_child)
         try:
-            processes._idle.append(await processes._start())
             yield processes
         finally:
             await processes._close()
+
+    async def start_first(self) -> None:
+        """Start the first process. A cancellation kills it.
+
+        Raises `ConfigurationError` if a process cannot import the tasks, and `ChildProcessEnded` if its lifespan fails.
+        """
+        self._idle.append(await self._start())
 
     async def run(
         self,

@@ -66,6 +66,7 @@ class WorkerScope:
     ) -> AsyncIterator[None]:
         """Open the lifespans, in which the worker's connection can be used; close them in the reverse order.
 
+        Before the lifespans, the first child process starts, because it shows whether the tasks can be imported.
         ``limit`` ends the opening when the worker is stopped. Handlers run in copies of this context.
         """
         lifespans = {
@@ -77,6 +78,8 @@ class WorkerScope:
         try:
             async with AsyncExitStack() as stack:
                 async with limit:
+                    if self.children is not None:
+                        await self.children.start_first()
                     for registry, lifespan in lifespans.items():
                         self._states[registry] = await stack.enter_async_context(lifespan())
                 functions = [each for tasks in registries for each in tasks.functions.values()]

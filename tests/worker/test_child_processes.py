@@ -6,8 +6,6 @@ import asyncio
 import json
 import logging
 import os
-import subprocess
-import sys
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -262,94 +260,6 @@ async def test_a_filter_that_raises(
     finally:
         logger.removeFilter(refuse)
     assert "ZeroDivisionError" in capfd.readouterr().err
-
-
-async def test_a_registry_without_a_path() -> None:
-    """U8: a registry that a child cannot import is an error at the start, before the worker takes anything."""
-    local = Tasks()
-
-    @local.task(run="process")
-    def crunch() -> None: ...
-
-    with pytest.raises(ConfigurationError, match=r"'crunch'.* not a variable of a module"):
-        await LocalWorker(local, backend=MemoryBackend()).serve()
-
-
-@pytest.mark.parametrize(
-    ("module", "error", "said"),
-    [
-        (
-            "import os\nif os.getppid() != PID: raise RuntimeError('no GPU')",
-            1,
-            "RuntimeError: no GPU",
-        ),
-        ("", 0, ""),
-    ],
-)
-def test_a_module_that_fails_in_a_child(tmp_path: Path, module: str, error: int, said: str) -> None:
-    """U8: a module that a child cannot import ends the worker at its start, with the reason."""
-    module = module.replace("PID", str(os.getpid()))
-    (tmp_path / "shop.py").write_text(f"""{module}
-from taskqueue_core import Tasks
-
-tasks = Tasks()
-
-
-@tasks.task(run="process")
-def crunch() -> int:
-    return 1
-""")
-    program = """
-import asyncio
-from shop import crunch, tasks
-from taskqueue_memory import MemoryBackend
-from taskqueue_server import ServerProcess
-from taskqueue_core import Queue
-from taskqueue_worker import LocalWorker
-
-async def main() -> None:
-    backend = MemoryBackend()
-    worker = LocalWorker(tasks, backend=backend)
-    async with tasks.connect(Queue(backend)):
-        handle = await crunch.publish()
-        serving = asyncio.create_task(worker.serve())
-        waiting = asyncio.create_task(handle.result())
-        await asyncio.wait([serving, waiting], return_when=asyncio.FIRST_COMPLETED)
-        worker.stop()
-        await serving
-        assert await waiting == 1
-
-asyncio.run(main())
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == error, done.stderr
-    assert said in done.stderr
-
-
-def test_a_task_of_the_program_itself(tmp_path: Path) -> None:
-    """U8: a task that is declared in the program that runs the worker is refused, with what to do."""
-    (tmp_path / "app.py").write_text("""
-from taskqueue_core import Tasks
-from taskqueue_worker import LocalWorker
-
-tasks = Tasks()
-
-
-@tasks.task(run="process")
-def crunch() -> int:
-    return 1
-
-
-if __name__ == "__main__":
-    LocalWorker(tasks, backend="memory").run()
-""")
-    done = subprocess.run(
-        [sys.executable, "app.py"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert "move the tasks into a module of their own" in done.stderr
 
 
 def test_options_are_checked() -> None:
