@@ -330,7 +330,7 @@ async def settled(consumer: Subscription, delivery: Delivery) -> None:
             return
 
 
-async def _limited(backend: RedisBackend, expected: int) -> bool:
+async def _limited(backend: RedisBackend, expected: int | None) -> bool:
     with contextlib.suppress(BackendUnavailable):
         return (await backend.control.settings(KEY)).max_inflight == expected
     return False
