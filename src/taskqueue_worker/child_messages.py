@@ -107,6 +107,8 @@ def packed(message: Order | Report) -> bytes:
     """
     try:
         body = _encode(message)
+        if isinstance(message, Record):
+            REPORTS.decode(body)  # a `msgspec.Raw` among the values is seldom MessagePack
     except Exception:  # noqa: BLE001 - such as a number of more than 64 bits, or a list that contains itself
         fields = msgspec.structs.asdict(message)
         values = {name: _expressible(value, 2) for name, value in fields.items()}
@@ -123,7 +125,7 @@ def _expressible(value: Any, levels: int) -> Any:
     if levels and isinstance(value, list | tuple):
         return [_expressible(each, levels - 1) for each in value]
     try:
-        _encode(value)
+        msgspec.msgpack.decode(_encode(value))
     except Exception:  # noqa: BLE001 - as above
         return _text_of(value)
     return value

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from datetime import date
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from taskqueue_core import Context, Queue, Reject, Retry, Tasks, WouldBlock
@@ -106,7 +107,10 @@ def log_anything() -> list[str]:
     endless.append(endless)
     _log.info("count %d", "x")
     _log.info({"plain": "dict"})
-    _log.info("\udcff", extra={"many": [2**70, "\udcff"], "endless": endless, "bad": _NoText()})
+    raw = msgspec.Raw(b'{"a": 1}')
+    values = {"many": [2**70, "\udcff"], "endless": endless, "bad": _NoText(), "raw": raw}
+    _log.info("\udcff", extra=values)
+    _log.info("raw", extra={"raw": raw})
     return ["done"]
 
 

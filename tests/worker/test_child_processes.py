@@ -222,7 +222,8 @@ async def test_any_record(server: FakeServer, caplog: pytest.LogCaptureFixture) 
     async with running(Worker(tasks, url=server.url)):
         peer = await server.welcomed()
         assert await result(peer, "log_anything", {}) == ["done"]
-    plain, record = [each for each in caplog.records if each.name == "shop"][:2]
+    plain, record, raw = [each for each in caplog.records if each.name == "shop"][:3]
+    assert vars(raw)["raw"].startswith("<msgspec.Raw object")
     assert (plain.getMessage(), record.getMessage()) == ("{'plain': 'dict'}", "?")
     fields = vars(record)
     assert fields["many"] == [str(2**70), "?"]
