@@ -65,8 +65,13 @@ def die(how: str) -> None:
 @tasks.task(run="process", timeout=60)
 def start_a_process(path: str, end: bool) -> None:  # noqa: FBT001
     """Start a process that holds a named pipe open; end this one, or wait for the other."""
-    with Path(path).open("w"):
-        process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(90,))
+    with Path(path).open("w") as pipe:
+
+        def hold() -> None:
+            print("started", file=pipe, flush=True)
+            time.sleep(90)
+
+        process = multiprocessing.get_context("fork").Process(target=hold)
         process.start()
         if end:
             os._exit(7)
