@@ -126,11 +126,13 @@ class MemoryStore(Steps):
                 expired.append(self._expire(record))
                 continue
             receipt = subscription.new_receipt()
-            delivery = record.hand_out(receipt, now, queue.settings.timeout)
+            settings = queue.settings
+            delivery = record.hand_out(receipt, now, settings.timeout)
             record.owner = subscription
             self.receipts[receipt] = record
             subscription.owned[receipt] = record
-            self._watch(record)
+            if settings.max_processing_time is not None:
+                self._watch(record)
             queue.handed_out(record, now)
             self._enter(record, State.IN_FLIGHT, "delivered")
             return delivery
