@@ -60,7 +60,10 @@ def outcome_of_error(error: BaseException) -> Outcome:
     """Return the outcome for a handler's exception. A failure has the text "Type: message", cut if it is too long."""
     match error:
         case Retry():
-            return RetryLater(error.delay, clean_text(error.error), traceback_of(error))
+            # A retry that a handler asks for has a traceback only if another exception is the reason.
+            has_reason = error.__cause__ is not None or error.__context__ is not None
+            trace = traceback_of(error) if has_reason else None
+            return RetryLater(error.delay, clean_text(error.error), trace)
         case Snooze():
             return Snoozed(error.delay)
         case InvalidPayload():

@@ -153,3 +153,22 @@ def test_the_context_has_facts_and_reports_progress() -> None:
     assert not context.revoked
     context.revoke()
     assert context.revoked
+
+
+def test_a_requested_retry_has_the_traceback_of_its_reason() -> None:
+    """U10: a retry that a handler asks for has the traceback of the exception that it caught, and none of its own."""
+
+    def retry(*, after: bool) -> None:
+        try:
+            failing(1)
+        except ValueError as error:
+            if after:
+                raise Retry from error
+        raise Retry
+
+    for after in (True, False):
+        with pytest.raises(Retry) as caught:
+            retry(after=after)
+        outcome = outcome_of_error(caught.value)
+        assert isinstance(outcome, RetryLater)
+        assert (outcome.traceback is not None) is after
