@@ -152,14 +152,14 @@ async def test_concurrent_changes_end_the_apply() -> None:
     control, reads = backend.control, 0
     settings_of = control.settings
 
-    async def changed_meanwhile(key: str) -> QueueSettings:
+    async def changed_after_the_read(key: str) -> QueueSettings:
         nonlocal reads
         reads += 1
         found = await settings_of(key)
         await control.configure(key, found.model_copy(update={"max_losses": reads}))
         return found
 
-    control.settings = changed_meanwhile  # type: ignore[method-assign]
+    control.settings = changed_after_the_read  # type: ignore[method-assign]
     async with connect(backend) as queue, (tasks := shop(timeout=5)).connect(queue):
         with pytest.raises(SettingsConflict):
             await tasks.apply()

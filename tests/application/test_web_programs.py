@@ -107,13 +107,11 @@ async def test_a_connection_to_a_server_that_is_never_closed(tmp_path: Path) -> 
         assert await asyncio.to_thread(run, program, **env) == ["waiting"]
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_process_opens_its_own_connection(redis_url: str) -> None:  # noqa: ARG001
     """U2: connections and handles from before a fork work in the child and in the parent."""
     assert run(FORK.format(backend="redis")) == ["child waiting waiting", "parent waiting waiting"]
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_backend_object_does_not_survive_a_fork() -> None:
     """U2: a forked process is asked to name its backend instead of waiting for ever."""
     child, parent = run(FORK_WITH_AN_OBJECT)

@@ -315,7 +315,7 @@ def test_a_worker_runs_without_signal_handlers_of_the_loop(monkeypatch: pytest.M
     """U30: run works with an event loop that has no signal handlers, as on Windows; SIGTERM ends it."""
 
     def missing(*_: object) -> None:
-        raise NotImplementedError
+        raise NotImplementedError  # as the event loop of Windows does
 
     monkeypatch.setattr(asyncio.SelectorEventLoop, "add_signal_handler", missing)
     before = signal.getsignal(signal.SIGTERM)

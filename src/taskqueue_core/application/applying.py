@@ -15,7 +15,7 @@ from taskqueue_core.policy_model import describe
 from taskqueue_core.queue_settings import change_settings
 
 _READS = 4
-"""maximum number of times that the settings of a queue are read, if other programs change them meanwhile"""
+"""maximum number of times that the settings of a queue are read, if other programs keep changing them"""
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
