@@ -76,6 +76,11 @@ async def running(
         yield api, *await begun(api, gpu, config=config)
 
 
+def altered(text: str) -> str:
+    """Return the text with another last character, of those that ids and tokens use."""
+    return text[:-1] + ("1" if text.endswith("0") else "0")
+
+
 def signed(api: Api, job_id: str, lease_token: str) -> str:
     """Return the token that the dispatcher sends with a job."""
     return push_token(api.dispatcher.registry.secrets[0], job_id, lease_token)
@@ -132,7 +137,7 @@ class TestPush:
         It does not change the job (C7, OPEN-C4, fault H2).
         """
         async with running(backend) as (api, job_id, lease):
-            stale = lease.token[:-4] + "0000"
+            stale = altered(lease.token)
             for number in range(2):
                 problem(await push(api, job_id, stale, DONE | {"result": number}), 409, "late")
             assert (await api.state(job_id))["state"] == "running"
@@ -176,8 +181,8 @@ class TestGuard:
         """
         async with running(backend) as (api, job_id, lease):
             genuine = signed(api, job_id, lease.token)
-            problem(await push(api, job_id, lease.token[:-4] + "0000"), 409, "late")
-            other = signed(api, job_id[:-1] + "0", lease.token)
+            problem(await push(api, job_id, altered(lease.token)), 409, "late")
+            other = signed(api, altered(job_id), lease.token)
             called: list[int] = []
 
             async def called_store(*_: object) -> None:
@@ -187,7 +192,7 @@ class TestGuard:
                 patched.setattr(RequestContext, "read", called_store)
                 patched.setattr(api.dispatcher.jobs, "find", called_store)
                 patched.setattr(api.dispatcher.pool, "leave", called_store)
-                for forged in (lease.token, genuine[:-1] + "g", other, "k.1.b", "a.b." + "0" * 32):
+                for forged in (lease.token, altered(genuine), other, "k.1.b", "a.b." + "0" * 32):
                     for _ in range(2):
                         answer = await push(api, job_id, forged, forged=True)
                         problem(answer, 401, "unauthenticated")
