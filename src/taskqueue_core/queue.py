@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, TypedDict, cast
+from types import TracebackType
+from typing import Any, NoReturn, TypedDict, cast
 
 import msgspec
 from typing_extensions import Unpack
@@ -17,7 +18,13 @@ from taskqueue_core.assembly import open_backend
 from taskqueue_core.authoring.helpers import reject_ordering_keys
 from taskqueue_core.backend import Backend, Capability, Subscription
 from taskqueue_core.capabilities import RoomSignal, RoomSignals, control_of, has
-from taskqueue_core.errors import IdConflict, InvalidInput, PublishUnconfirmed, QueueFull
+from taskqueue_core.errors import (
+    ConfigurationError,
+    IdConflict,
+    InvalidInput,
+    PublishUnconfirmed,
+    QueueFull,
+)
 from taskqueue_core.json_text import encode_json
 from taskqueue_core.limits import LIMITS, check_duration, duration
 from taskqueue_core.retry import RetryPolicy
@@ -59,8 +66,36 @@ class PublishOptions(TypedDict, total=False):
     wait: float
 
 
-@asynccontextmanager
-async def connect(backend: str | Backend | None = None) -> AsyncIterator[Queue]:
+class AsyncOnly(AbstractAsyncContextManager["Queue"]):
+    """An async context manager that says what to write if it is used without ``async``."""
+
+    def __init__(self, opened: AbstractAsyncContextManager[Queue], name: str) -> None:
+        """Wrap a context manager. ``name``: the name of the function that returns it."""
+        self._opened = opened
+        self._name = name
+
+    async def __aenter__(self) -> Queue:
+        return await self._opened.__aenter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        return await self._opened.__aexit__(kind, error, traceback)
+
+    def __enter__(self) -> NoReturn:
+        raise ConfigurationError(
+            f"connect is for async code: write 'async with {self._name}(...)', or in code that is not async "
+            f"'with {self._name}_sync(...)'"
+        )
+
+    def __exit__(self, *error: object) -> None:
+        """Do nothing: `__enter__` always raises."""
+
+
+def connect(backend: str | Backend | None = None) -> AbstractAsyncContextManager[Queue]:
     """Open a `Queue` on a backend.
 
     If ``backend`` is a name, or ``None`` for the configured backend, that backend is opened, and closed when the
@@ -69,6 +104,11 @@ async def connect(backend: str | Backend | None = None) -> AsyncIterator[Queue]:
     >>> async with connect("taskqueue_memory") as queue:
     ...     confirmation = await queue.publish("mail", {"to": "ada"})
     """
+    return AsyncOnly(_connected(backend), "connect")
+
+
+@asynccontextmanager
+async def _connected(backend: str | Backend | None) -> AsyncIterator[Queue]:
     if isinstance(backend, str | None):
         async with aclosing(open_backend(backend)) as opened:
             yield Queue(opened)

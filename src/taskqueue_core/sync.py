@@ -11,22 +11,51 @@ import os
 import threading
 from collections.abc import Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
-from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import Any, NoReturn, Protocol, TypeVar
 from weakref import WeakSet
 
 from typing_extensions import Unpack
 
 from taskqueue_core.backend import Backend
-from taskqueue_core.errors import TaskQueueError
+from taskqueue_core.errors import ConfigurationError, TaskQueueError
 from taskqueue_core.queue import PublishOptions, Queue, connect
 from taskqueue_core.tasks import Confirmation, Ledger, Task, TaskStatus
 
 T = TypeVar("T")
 
 
-@contextmanager
-def connect_sync(backend: str | Backend | None = None) -> Iterator[SyncQueue]:
+class SyncOnly(AbstractContextManager["SyncQueue"]):
+    """A context manager that says what to write if it is used with ``async``."""
+
+    def __init__(self, opened: AbstractContextManager[SyncQueue], name: str) -> None:
+        """Wrap a context manager. ``name``: the name of the function that returns it."""
+        self._opened = opened
+        self._name = name
+
+    def __enter__(self) -> SyncQueue:
+        return self._opened.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        return self._opened.__exit__(kind, error, traceback)
+
+    async def __aenter__(self) -> NoReturn:
+        raise ConfigurationError(
+            f"connect_sync is for code that is not async: write 'with {self._name}(...)', or in async code 'async with "
+            f"{self._name.removesuffix('_sync')}(...)'"
+        )
+
+    async def __aexit__(self, *error: object) -> None:
+        """Do nothing: `__aenter__` always raises."""
+
+
+def connect_sync(backend: str | Backend | None = None) -> AbstractContextManager[SyncQueue]:
     """Open a `SyncQueue`. ``backend`` is as in `taskqueue_core.queue.connect`.
 
     Raises `TaskQueueError` if an event loop runs in this thread, because calls would block it. When the ``with``
@@ -36,6 +65,11 @@ def connect_sync(backend: str | Backend | None = None) -> Iterator[SyncQueue]:
     >>> with connect_sync("taskqueue_memory") as queue:
     ...     confirmation = queue.publish("mail", {"to": "ada"})
     """
+    return SyncOnly(_connected(backend), "connect_sync")
+
+
+@contextmanager
+def _connected(backend: str | Backend | None) -> Iterator[SyncQueue]:
     try:
         asyncio.get_running_loop()
     except RuntimeError:

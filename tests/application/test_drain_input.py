@@ -49,12 +49,20 @@ async def test_durations_may_be_a_timedelta() -> None:
 
 
 async def test_a_task_of_another_registry() -> None:
-    """U11: a publish of a task whose registry the TestQueue does not have says how to include it."""
+    """U11: a task whose registry the TestQueue does not have is named, also in an assertion, which would pass."""
     other = Tasks()
 
     @other.task
     def save(order: int) -> None: ...
 
-    async with TestQueue(Tasks()):
-        with pytest.raises(NotConnected, match="include the registry of the task"):
+    async with TestQueue(Tasks()) as taskqueue:
+        with pytest.raises(
+            NotConnected, match=r"the task 'save' needs a connection.*include its registry"
+        ):
             await save.publish(1)
+        with pytest.raises(NotConnected, match="the task 'save' needs"):
+            save.publish_sync(1)
+        with pytest.raises(NotConnected, match="the task 'save' needs"):
+            save.handle("one")
+        with pytest.raises(InvalidInput, match=r"task: got 'save'.*tasks of this TestQueue: none"):
+            taskqueue.assert_not_published(save)

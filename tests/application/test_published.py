@@ -188,12 +188,38 @@ async def test_failed_assertions(shop: Shop, taskqueue: TestQueue) -> None:
         "published:",
         "  shop.charge(order=1, amount=2)",
         "  shop.charge(order=3, amount=5)",
-        '  shop.mail \'{"to":"Ada"}\'',
+        "  shop.mail(to='Ada')",
     ]
     with pytest.raises(AssertionError, match=r"expected shop.charge\(\) 0 times, found 2"):
         taskqueue.assert_not_published(shop.charge)
-    with pytest.raises(InvalidArguments, match="ordr is not a parameter; it has order, amount"):
+    with pytest.raises(InvalidArguments, match="'ordr' is not a parameter; it has order, amount"):
         taskqueue.assert_not_published(shop.charge, ordr=1)
+
+
+async def test_reports_show_calls_and_differences(shop: Shop, taskqueue: TestQueue) -> None:
+    """U11: all tasks are shown as calls, unless their payloads do not fit; long values that differ are cut there."""
+
+    @shop.tasks.task
+    def pack(numbers: list[int]) -> None: ...
+
+    @shop.tasks.task
+    def tidy() -> None: ...
+
+    await pack.publish(list(range(100)))
+    await tidy.publish()
+    await taskqueue.queue.publish("shop.mail", {"too": "Ada"})
+    with pytest.raises(AssertionError) as caught:
+        taskqueue.assert_published(pack, numbers=[*range(99), 100])
+    lines = str(caught.value).splitlines()
+    assert (
+        lines[2]
+        == "  numbers: expected ...94, 95, 96, 97, 98, 100], got ...94, 95, 96, 97, 98, 99]"
+    )
+    assert lines[-3:] == [
+        "  shop.pack(numbers=[0, 1, 2, 3, 4, 5, ...])",
+        "  shop.tidy()",
+        """  shop.mail '{"too":"Ada"}'""",
+    ]
 
 
 async def test_long_reports_are_cut(shop: Shop, taskqueue: TestQueue) -> None:

@@ -9,8 +9,17 @@ from typing import Any
 
 import pytest
 
-from taskqueue_core import InvalidInput, Ledger, SyncQueue, Task, TaskQueueError, connect_sync
-from taskqueue_core.errors import BackendNotFound
+from taskqueue_core import (
+    InvalidInput,
+    Ledger,
+    SyncQueue,
+    Task,
+    TaskQueueError,
+    Tasks,
+    connect,
+    connect_sync,
+)
+from taskqueue_core.errors import BackendNotFound, ConfigurationError
 from taskqueue_core.queue import Queue
 from taskqueue_core.tasks import Confirmation, State
 from taskqueue_memory import MemoryBackend
@@ -61,6 +70,25 @@ def test_errors_come_through() -> None:
     """An error of the queue is raised in the calling thread unchanged."""
     with connect_sync("taskqueue_memory") as queue, pytest.raises(InvalidInput, match=r"^priority"):
         queue.publish("k", priority=10)
+
+
+async def test_the_wrong_with() -> None:
+    """U2: each connect in the wrong kind of ``with`` says what to write; nothing is opened."""
+    tasks = Tasks()
+    for opened, name in (
+        (connect("memory"), "connect"),
+        (tasks.connect("memory"), "tasks.connect"),
+    ):
+        with pytest.raises(ConfigurationError) as caught, opened:  # type: ignore[attr-defined]  # that is the case
+            pass
+        assert f"'async with {name}(...)'" in str(caught.value)
+        assert f"'with {name}_sync(...)'" in str(caught.value)
+        blocking = connect_sync("memory") if name == "connect" else tasks.connect_sync("memory")
+        with pytest.raises(ConfigurationError) as caught:
+            async with blocking:  # type: ignore[attr-defined]  # that is the case
+                pass
+        assert f"'with {name}_sync(...)'" in str(caught.value)
+        assert f"'async with {name}(...)'" in str(caught.value)
 
 
 def test_many_threads() -> None:

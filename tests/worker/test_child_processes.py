@@ -301,5 +301,5 @@ async def test_no_connection_to_a_store_in_the_process() -> None:
     backend = MemoryBackend()
     async with tasks.connect(Queue(backend)), serving(LocalWorker(tasks, backend=backend)):
         handle = await publish_in_process.using(max_attempts=1).publish()
-        with pytest.raises(TaskDead, match="publishing needs a connection"):
+        with pytest.raises(TaskDead, match="needs a connection"):
             await handle.result(timeout=PATIENCE)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from types import TracebackType
-from typing import NoReturn, Self
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+)
+from typing import Self
 
 from taskqueue_core.application.call import Middleware
 from taskqueue_core.application.errors import NotConnected
@@ -15,45 +19,20 @@ from taskqueue_core.application.handler_scope import HANDLER_SCOPE
 from taskqueue_core.backend import Backend
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import kind_of
-from taskqueue_core.queue import Queue, connect
-from taskqueue_core.sync import LoopCalls, SyncQueue, connect_sync
+from taskqueue_core.queue import AsyncOnly, Queue, connect
+from taskqueue_core.sync import LoopCalls, SyncOnly, SyncQueue, connect_sync
 
 _NOT_CONNECTED = (
-    "publishing needs a connection: pass one with .using(on=queue), publish inside a handler, which uses the "
+    "{} needs a connection: pass one with .using(on=queue), publish inside a handler, which uses the "
     "connection of its worker, or write 'async with tasks.connect(...)' ('with tasks.connect_sync(...)' in code that "
-    "is not async); in a test, include the registry of the task in the one that the TestQueue was given"
+    "is not async); in a test, include its registry in the one that the TestQueue was given, as in "
+    "'tasks.include(other_tasks)'"
 )
 _ONLY_BLOCKING = (
-    "the open connection of this registry is for code that is not async ('with tasks.connect_sync(...)'): use "
-    "publish_sync, publish_many_sync or handle_sync, or open one here with 'async with tasks.connect(...)'"
+    "{} needs another connection: the open one of its registry is for code that is not async ('with "
+    "tasks.connect_sync(...)'): use publish_sync, publish_many_sync or handle_sync, or open one "
+    "here with 'async with tasks.connect(...)'"
 )
-
-
-class _AsyncOnly(AbstractAsyncContextManager[Queue]):
-    """An async context manager that says what to write if it is used without ``async``."""
-
-    def __init__(self, opened: AbstractAsyncContextManager[Queue]) -> None:
-        self._opened = opened
-
-    async def __aenter__(self) -> Queue:
-        return await self._opened.__aenter__()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool | None:
-        return await self._opened.__aexit__(kind, error, traceback)
-
-    def __enter__(self) -> NoReturn:
-        raise ConfigurationError(
-            "connect is for async code: write 'async with tasks.connect(...)', or in code that is not async 'with "
-            "tasks.connect_sync(...)'"
-        )
-
-    def __exit__(self, *error: object) -> None:
-        """Do nothing: `__enter__` always raises."""
 
 
 class Connections:
@@ -105,7 +84,7 @@ class Connections:
         >>> async with tasks.connect("server"):
         ...     await resize.publish("cat.png")
         """
-        return _AsyncOnly(self._connected(backend))
+        return AsyncOnly(self._connected(backend), "tasks.connect")
 
     @asynccontextmanager
     async def _connected(self, backend: str | Backend | Queue | None) -> AsyncIterator[Queue]:
@@ -125,8 +104,9 @@ class Connections:
         async with connect(backend) as queue, self._connected(queue):
             yield queue
 
-    @contextmanager
-    def connect_sync(self, backend: str | Backend | SyncQueue | None = None) -> Iterator[SyncQueue]:
+    def connect_sync(
+        self, backend: str | Backend | SyncQueue | None = None
+    ) -> AbstractContextManager[SyncQueue]:
         """Open the connection for code without an event loop, and close it at the end. Thread-safe.
 
         The end of the program closes it, too. A forked process opens its own with its first call.
@@ -134,6 +114,10 @@ class Connections:
         >>> with tasks.connect_sync("server"):
         ...     resize.publish_sync("cat.png")
         """
+        return SyncOnly(self._connected_sync(backend), "tasks.connect_sync")
+
+    @contextmanager
+    def _connected_sync(self, backend: str | Backend | SyncQueue | None) -> Iterator[SyncQueue]:
         if (replacement := self._replaced()) is not None:
             yield replacement[1]
             return
@@ -144,7 +128,7 @@ class Connections:
             finally:
                 self._sync_queues.remove(backend)
             return
-        with connect_sync(backend) as queue, self.connect_sync(queue):
+        with connect_sync(backend) as queue, self._connected_sync(queue):
             yield queue
 
     @contextmanager
@@ -167,10 +151,11 @@ class Connections:
     def _with_ancestors(self) -> tuple[Self, ...]:
         return (self, *self.ancestors()) if self._parents else (self,)
 
-    def queue(self, given: Queue | SyncQueue | None = None) -> Queue:
+    def queue(self, given: Queue | SyncQueue | None = None, task: str | None = None) -> Queue:
         """Return the connection for an async call: ``given``, the worker's own inside a handler, or the open one.
 
-        Raises `NotConnected` if there is none, and `InvalidInput` if ``given`` is no `Queue`.
+        ``task``: the name of the task that needs it. Raises `NotConnected`, which names it, if there is none, and
+        `InvalidInput` if ``given`` is no `Queue`.
         """
         if given is None:
             scope = HANDLER_SCOPE.get()
@@ -182,14 +167,16 @@ class Connections:
                 if queues := registry._queues:  # noqa: SLF001 - an attribute of the same class
                     return queues[-1][0]
             if any(each._sync_queues for each in self._with_ancestors()):  # noqa: SLF001 - as above
-                raise NotConnected(_ONLY_BLOCKING)
+                raise NotConnected(_ONLY_BLOCKING.format(_user(task)))
         elif isinstance(given, Queue):
             return given
         else:
             raise InvalidInput("on", kind_of(given), "a Queue; in blocking calls, a SyncQueue")
-        raise NotConnected(_NOT_CONNECTED)
+        raise NotConnected(_NOT_CONNECTED.format(_user(task)))
 
-    def sync_queue(self, given: Queue | SyncQueue | None = None) -> SyncQueue:
+    def sync_queue(
+        self, given: Queue | SyncQueue | None = None, task: str | None = None
+    ) -> SyncQueue:
         """Return the connection for a blocking call, as `queue` does; in another thread, also that of an event loop."""
         if given is None:
             scope = HANDLER_SCOPE.get()
@@ -206,4 +193,8 @@ class Connections:
             return given
         else:
             raise InvalidInput("on", kind_of(given), "a SyncQueue; in async calls, a Queue")
-        raise NotConnected(_NOT_CONNECTED)
+        raise NotConnected(_NOT_CONNECTED.format(_user(task)))
+
+
+def _user(task: str | None) -> str:
+    return "publishing" if task is None else f"the task {task!r}"

@@ -59,7 +59,7 @@ class NotConnected(TaskQueueError):
     ...     await Tasks().task(resize.function).publish("cat.png")
     ... except NotConnected as error:
     ...     print(error)
-    publishing needs a connection: ...
+    the task 'resize' needs a connection: ...
     """
 
     code = "not_connected"

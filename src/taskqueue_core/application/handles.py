@@ -144,8 +144,8 @@ class Handle(Generic[R_co]):
         """Return the status of the task once it has ended. Raises ``TimeoutError``, which names its state."""
         try:
             return await self._end(timeout, wait_for_redrive=wait_for_redrive)
-        except TimeoutError:
-            if timeout is None:
+        except TimeoutError as error:
+            if timeout is None or isinstance(error, TaskQueueError):  # the latter says more
                 raise
         raise await _timeout_of([self], timeout, wait_for_redrive=wait_for_redrive)
 

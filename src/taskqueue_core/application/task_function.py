@@ -162,7 +162,7 @@ class TaskFunction(Generic[P, R_co, C_co]):
         >>> handle = await resize.publish("cat.png", width=320)
         """
         text = self.arguments.write(self.name, args, kwargs)
-        queue = self.registry.queue(self.changes.get("on"))
+        queue = self.registry.queue(self.changes.get("on"), self.name)
         if self.middleware:
             (handle,) = await publish_calls(queue, [Call(self, text)], self.changes.get("wait", 0))
             if handle.confirmation is not None:
@@ -180,7 +180,7 @@ class TaskFunction(Generic[P, R_co, C_co]):
 
         >>> handle = resize.publish_sync("cat.png", width=320)
         """
-        queue = self.registry.sync_queue(self.changes.get("on"))
+        queue = self.registry.sync_queue(self.changes.get("on"), self.name)
         return SyncHandle(queue, queue.run(self.using(on=queue.queue).publish(*args, **kwargs)))
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
@@ -197,7 +197,10 @@ class TaskFunction(Generic[P, R_co, C_co]):
         {'width': 320}
         """
         return Handle(
-            self.queue, task_id, self.registry.queue(self.changes.get("on")), self.read_result
+            self.queue,
+            task_id,
+            self.registry.queue(self.changes.get("on"), self.name),
+            self.read_result,
         )
 
     def handle_sync(self, task_id: str) -> SyncHandle[R_co]:
@@ -206,7 +209,7 @@ class TaskFunction(Generic[P, R_co, C_co]):
         >>> resize.handle_sync("cat-320").result(timeout=30)
         {'width': 320}
         """
-        queue = self.registry.sync_queue(self.changes.get("on"))
+        queue = self.registry.sync_queue(self.changes.get("on"), self.name)
         return SyncHandle(queue, Handle(self.queue, task_id, queue.queue, self.read_result))
 
     async def task(self, queue: Queue, text: bytes) -> Task:

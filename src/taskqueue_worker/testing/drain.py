@@ -10,7 +10,7 @@ import msgspec
 
 from taskqueue_core.application.arguments import InvalidPayload
 from taskqueue_core.application.errors import TaskFailed
-from taskqueue_core.capabilities import Control
+from taskqueue_core.capabilities import Control, DeadLetters
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, RetryLater, Snoozed, Success
 from taskqueue_core.tasks import Delivery, Expired, Task
@@ -75,6 +75,8 @@ class Drain:
         self._started = 0
         self._repeated: set[tuple[str, str]] = set()
         self._runs: list[Run] = []
+        self._unsettled: dict[str, tuple[Task, int]] = {}
+        """by receipt, the task and the position of a run that may have made a dead letter"""
         self._expired: list[Expired] = []
         self._errors: dict[str, BaseException] = {}
         self._error: NotIdle | None = None
@@ -147,6 +149,14 @@ class Drain:
         self._note(delivery, _ENDS[type(outcome)], self._error_of(delivery, outcome))
         return outcome
 
+    async def note_settled(self, dead_letters: DeadLetters, receipts: Iterable[str]) -> None:
+        """Record the dead letters among the tasks whose attempts ended. ``receipts``: those that are settled."""
+        for receipt in receipts:
+            task, index = self._unsettled.pop(receipt, (None, 0))
+            if task is not None:
+                dead = await dead_letters.get(task.key, task.id)
+                self._runs[index] = msgspec.structs.replace(self._runs[index], dead=dead)
+
     async def advance(self, control: Control, due_at: float | None) -> bool:
         """Advance the clock to the next moment at which something is due. Return False at the end of the drain.
 
@@ -164,6 +174,8 @@ class Drain:
 
     def _note(self, delivery: Delivery, end: End, error: BaseException | None = None) -> None:
         task = delivery.task
+        if end is not End.DONE:
+            self._unsettled[delivery.receipt] = task, len(self._runs)
         self._runs.append(
             Run(task=name_of(task), id=task.id, attempt=delivery.attempt, end=end, error=error)
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from enum import StrEnum
 from typing import Any
 
@@ -12,7 +12,7 @@ import msgspec
 from taskqueue_core.application.task_function import TaskFunction
 from taskqueue_core.errors import InvalidInput, TaskQueueError
 from taskqueue_core.policy_model import nearest_first
-from taskqueue_core.tasks import Expired
+from taskqueue_core.tasks import DeadLetter, Expired
 
 
 class NotIdle(TaskQueueError):
@@ -29,6 +29,20 @@ class NotIdle(TaskQueueError):
     code = "not_idle"
 
 
+class NotDrained(TaskQueueError, TimeoutError):
+    """A test waits for a task that cannot end, because no drain is running. A drain must come first.
+
+    >>> handle = await charge.publish(18)
+    >>> try:
+    ...     await handle.result()
+    ... except NotDrained as error:
+    ...     print(error)
+    task ... of shop.charge is waiting, and no drain is running: call 'await taskqueue.drain()' ...
+    """
+
+    code = "not_drained"
+
+
 class End(StrEnum):
     """How an attempt ended."""
 
@@ -36,13 +50,13 @@ class End(StrEnum):
     REPEATED = "repeated"
     """it succeeded, and its task was delivered again, because the drain delivers twice"""
     FAILED = "failed"
-    """by an exception, a timeout or a payload that does not fit: the next attempt is scheduled, or the task is dead"""
+    """by an exception or a timeout: the next attempt is scheduled, or `Run.dead` is set"""
     RETRY = "retry"
-    """the handler asked for another attempt"""
+    """the handler asked for another attempt, which is scheduled, or `Run.dead` is set"""
     SNOOZED = "snoozed"
     """the handler asked to run again later"""
     REJECTED = "rejected"
-    """the handler made the task a dead letter"""
+    """the task is a dead letter: the handler asked for that, or the payload or the result does not fit"""
     RELEASED = "released"
     """the worker stopped"""
     LOST = "lost"
@@ -66,6 +80,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """how it ended"""
     error: BaseException | None = None
     """the exception, if it failed"""
+    dead: DeadLetter | None = None
+    """the dead letter that the task has become: its ``reason`` and its ``history`` of failures"""
 
 
 class Drained(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +103,16 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True):
         """The exceptions of the failed attempts, in order."""
         return [run.error for run in self.runs if run.error is not None]
 
+    @property
+    def dead(self) -> list[Run]:
+        """The runs that made dead letters, in order; each has the dead letter in `Run.dead`.
+
+        >>> handle = await refund.publish(17)
+        >>> [(run.task, run.dead.reason) for run in (await taskqueue.drain()).dead]
+        [('shop.refund', 'no_receipt')]
+        """
+        return [run for run in self.runs if run.dead is not None]
+
     def count(
         self, task: TaskFunction[..., Any] | str | None = None, end: End | str | None = None
     ) -> int:
@@ -96,11 +122,22 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True):
         """
         name = task.name if isinstance(task, TaskFunction) else task
         ends = [each.value for each in End]
-        if name is not None and name not in self.names:
-            raise InvalidInput("task", f"{name!r}", nearest_first(name, sorted(self.names)))
+        if name is not None:
+            check_name(name, self.names)
         if end is not None and end not in ends:
             raise InvalidInput("end", f"{end!r}", ", ".join(ends))
         return sum(name in (None, run.task) and end in (None, run.end) for run in self.runs)
+
+
+def check_name(name: str, names: Collection[str]) -> None:
+    """Raise `InvalidInput` unless a task is among those of a `TestQueue`, whose names are ``names``."""
+    if name not in names:
+        known = nearest_first(name, sorted(names)) or "none"
+        raise InvalidInput(
+            "task",
+            f"{name!r}",
+            f"the tasks of this TestQueue: {known} (tasks.include(other_tasks) adds those of another registry)",
+        )
 
 
 def most_common(names: Iterable[str]) -> str:

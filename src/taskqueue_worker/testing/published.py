@@ -16,6 +16,7 @@ from taskqueue_core.application.handles import Handle
 from taskqueue_core.application.task_function import TASK_HEADER, TaskFunction
 from taskqueue_core.backend import Publisher
 from taskqueue_core.capabilities import RoomSignals
+from taskqueue_core.policy_model import nearest_first
 from taskqueue_core.queue import Queue
 from taskqueue_core.tasks import Confirmation, Published, Task
 from taskqueue_worker.testing.calls import finish
@@ -25,6 +26,8 @@ _MAX_LISTED = 20
 """maximum number of tasks that the message of a failed assertion lists"""
 _short = Repr()
 _short.maxstring = _short.maxother = 80
+_BEFORE = 20
+"""number of characters that are shown before the first difference of two long values"""
 
 
 class PublishedTask(msgspec.Struct, Generic[R], frozen=True, kw_only=True):
@@ -92,7 +95,7 @@ def published_of(
     """Return the published tasks of one function, in order."""
     return [
         PublishedTask(
-            arguments=_arguments(function, task.payload),
+            arguments=_arguments(function, task.payload) or {},
             task=task,
             handle=Handle(task.key, task.id, queue, function.read_result),
         )
@@ -106,14 +109,14 @@ def name_of(task: Task) -> str:
     return task.headers.get(TASK_HEADER, task.key)
 
 
-def check_names(function: TaskFunction[..., Any], arguments: Mapping[str, Any]) -> None:
+def check_arguments(function: TaskFunction[..., Any], arguments: Mapping[str, Any]) -> None:
     """Raise `InvalidArguments` for a name that no parameter of the task has: it would never match."""
     known = function.arguments.signature.parameters
     open_ended = any(each.kind is each.VAR_KEYWORD for each in known.values())
     if unknown := [name for name in arguments if name not in known and not open_ended]:
         raise InvalidArguments(
             function.name,
-            f"{unknown[0]} is not a parameter; it has {', '.join(known) or 'none'}",
+            f"{unknown[0]!r} is not a parameter; it has {nearest_first(unknown[0], known) or 'none'}",
             "the names of its parameters",
         )
 
@@ -128,19 +131,22 @@ def matching(
 def report(
     what: str,
     accepted: Sequence[Task],
+    functions: Mapping[str, TaskFunction[..., Any]],
     published: Sequence[PublishedTask[Any]],
     arguments: Mapping[str, Any],
 ) -> str:
-    """Return the message of a failed assertion: what was expected, the nearest miss, and what was published."""
+    """Return the message of a failed assertion: what was expected, the nearest miss, and what was published.
+
+    ``functions`` are the tasks by name, by whose annotations the arguments in ``accepted`` are decoded.
+    """
     lines = [what]
     misses = [each for each in published if _differences(each, arguments)]
     if misses:
         nearest = min(misses, key=lambda each: len(_differences(each, arguments)))
-        lines.append(f"nearest: {_call(nearest.task, nearest.arguments)}")
+        lines.append(f"nearest: {call_text(name_of(nearest.task), nearest.arguments)}")
         lines += [f"  {text}" for text in _differences(nearest, arguments)]
     lines.append(f"published: {'' if accepted else 'nothing'}".rstrip())
-    by_id = {(each.task.key, each.task.id): each.arguments for each in published}
-    lines += [f"  {_call(task, by_id.get((task.key, task.id)))}" for task in accepted[:_MAX_LISTED]]
+    lines += [f"  {_call(task, functions.get(name_of(task)))}" for task in accepted[:_MAX_LISTED]]
     if len(accepted) > _MAX_LISTED:
         lines.append(f"  and {len(accepted) - _MAX_LISTED} more")
     return "\n".join(lines)
@@ -151,7 +157,8 @@ def call_text(name: str, arguments: Mapping[str, Any]) -> str:
     return f"{name}({', '.join(f'{key}={_short.repr(value)}' for key, value in arguments.items())})"
 
 
-def _call(task: Task, arguments: Mapping[str, Any] | None) -> str:
+def _call(task: Task, function: TaskFunction[..., Any] | None) -> str:
+    arguments = None if function is None else _arguments(function, task.payload)
     if arguments is None:
         return f"{name_of(task)} {_short.repr(bytes(task.payload).decode())}"
     return call_text(name_of(task), arguments)
@@ -163,12 +170,29 @@ def _differences(published: PublishedTask[Any], arguments: Mapping[str, Any]) ->
         if name not in published.arguments:
             found.append(f"{name}: expected {_short.repr(expected)}, and it has none")
         elif published.arguments[name] != expected:
-            got = published.arguments[name]
-            found.append(f"{name}: expected {_short.repr(expected)}, got {_short.repr(got)}")
+            shown, got = _contrast(expected, published.arguments[name])
+            found.append(f"{name}: expected {shown}, got {got}")
     return found
 
 
-def _arguments(function: TaskFunction[..., Any], payload: bytes) -> dict[str, Any]:
+def _contrast(first: object, second: object) -> tuple[str, str]:
+    """Return two different values as short texts that differ, if their whole texts do."""
+    shown, other = _short.repr(first), _short.repr(second)
+    if shown != other:
+        return shown, other
+    texts = repr(first), repr(second)
+    pairs = enumerate(zip(*texts, strict=False))
+    start = max(0, next((at for at, (one, two) in pairs if one != two), 0) - _BEFORE)
+    shown, other = (("..." if start else "") + _cut(text[start:]) for text in texts)
+    return shown, other
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _short.maxstring else text[: _short.maxstring] + "..."
+
+
+def _arguments(function: TaskFunction[..., Any], payload: bytes) -> dict[str, Any] | None:
+    """Return the arguments in a payload, defaults included; ``None`` if it does not fit the parameters."""
     known = function.arguments
     defaults = {
         name: parameter.default
@@ -178,7 +202,7 @@ def _arguments(function: TaskFunction[..., Any], payload: bytes) -> dict[str, An
     try:
         value = known.read(bytes(payload))
     except InvalidPayload:
-        return {}
+        return None
     if isinstance(known, Arguments):
         values = defaults | value
         return {

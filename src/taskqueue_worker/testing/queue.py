@@ -25,12 +25,12 @@ from taskqueue_core.queue import Queue
 from taskqueue_core.sync import SyncQueue
 from taskqueue_worker.testing.calls import TestCalls, TestEnds, finish
 from taskqueue_worker.testing.drain import Drain
-from taskqueue_worker.testing.drained import Drained
+from taskqueue_worker.testing.drained import Drained, check_name
 from taskqueue_worker.testing.published import (
     PublishedTask,
     RecordingPublisher,
     call_text,
-    check_names,
+    check_arguments,
     matching,
     published_of,
     report,
@@ -41,6 +41,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 _LIMIT = 10_000
 """maximum number of runs at one moment, by default"""
+_MAX_NOTED = 10
+"""maximum number of dead letters that are noted at an exception"""
 
 
 class TestQueue:
@@ -102,7 +104,7 @@ class TestQueue:
         publisher = RecordingPublisher(backend.publisher, self._before_publish, self._after_publish)
         backend.publisher = publisher
         queue = Queue(backend)
-        queue.ends = TestEnds(backend.control, self._calls)
+        queue.ends = TestEnds(backend.control, self._calls, lambda: self._running is not None)
         with ExitStack() as stack:
             stack.callback(lambda: finish(backend.aclose()))
             stack.enter_context(self._tasks.replaced_by(queue, SyncQueue(queue, self._calls)))
@@ -197,10 +199,13 @@ class TestQueue:
     def published(self, task: TaskFunction[P, R, Any], /) -> list[PublishedTask[R]]:
         """Return the published tasks of a function, in order. Tasks that the store refused are not among them.
 
+        Raises `InvalidInput` for a task of a registry that this queue does not have.
+
         >>> [each.arguments["order"] for each in taskqueue.published(charge)]
         [17]
         """
         queue, publisher = self._open()
+        check_name(task.name, self._tasks.functions)
         return published_of(task, publisher.accepted, queue)
 
     def assert_published(
@@ -209,13 +214,14 @@ class TestQueue:
         """Fail unless the task was published with these arguments: ``times`` times, or at least once.
 
         Arguments that are not named may have any value. The message lists what was published, and the difference to
-        the most similar task. Raises `InvalidArguments` for a name that is not a parameter of the task.
+        the most similar task. Raises `InvalidArguments` for a name that is not a parameter of the task, and what
+        `published` raises.
 
         >>> taskqueue.assert_published(charge, times=1, order=17)
         """
         __tracebackhide__ = True
-        check_names(task, arguments)
         published = self.published(task)
+        check_arguments(task, arguments)
         found = len(matching(published, arguments))
         if found != times if times is not None else not found:
             expected = {None: "at least once", 1: "once"}.get(times, f"{times} times")
@@ -223,6 +229,7 @@ class TestQueue:
                 report(
                     f"expected {call_text(task.name, arguments)} {expected}, found {found}",
                     self._open()[1].accepted,
+                    self._tasks.functions,
                     published,
                     arguments,
                 )
@@ -286,6 +293,9 @@ class TestQueue:
         drained = drain.result()
         if self._errors == "raise" and drained.errors:
             first, *others = drained.errors
+            for run in drained.dead[:_MAX_NOTED]:
+                reason = run.dead.reason if run.dead else ""
+                first.add_note(f"task {run.id} of {run.task} is a dead letter now: {reason}")
             if others:
                 first.add_note(
                     f"{len(others)} more runs failed: see Drained.errors of a TestQueue with errors='record'"

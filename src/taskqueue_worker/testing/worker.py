@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 
 from taskqueue_core.application.registry import Tasks
 from taskqueue_core.backend import Backend, Subscription
-from taskqueue_core.capabilities import Control, control_of
+from taskqueue_core.capabilities import Control, control_of, dead_letters_of
 from taskqueue_core.consumer.outage import release_as_lost
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.retry import Outcome
@@ -130,6 +130,9 @@ class DrainSource(LocalTaskSource):
         self._held.clear()
         self._drain.note_lost(held)
         await release_as_lost(self._subscription, held)
+        await self._drain.note_settled(
+            dead_letters_of(self._backend), [each.receipt for each in held]
+        )
         self._run.stop(now=True)
         self._run.runner.revoke([delivery.receipt for delivery in held])
 
@@ -157,6 +160,7 @@ class DrainSource(LocalTaskSource):
 
     async def _on_settled(self, results: Mapping[str, bool]) -> None:
         await super()._on_settled(results)
+        await self._drain.note_settled(dead_letters_of(self._backend), results)
         self._drain.notify()
 
     async def _maintain(self, control: Control) -> None:
