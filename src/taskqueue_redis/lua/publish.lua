@@ -1,60 +1,12 @@
---@ base queue states journal / states record counts streams flow tenants lanes cold damage places ends promote unusual
+--@ base queue states journal / states record counts streams flow tenants lanes cold damage places ends promote unusual / publishing
 -- Stores tasks, unless their ids are known.
--- ARGV: per queue its key and the number of tasks, then per task: id, digest of 8 bytes and priority (followed by ":"
--- not before ":" deadline, and "/" tenant "/" ordering key, if the task has one of these), body.
--- Returns how many replicas must confirm, then per task the number of tasks that waited before it, -1 for a duplicate,
--- -2 for a conflict, or why it is refused: "moved:" and the queue, "intake_paused", or "capacity:" or
--- "tenant_capacity:", the number of tasks that count, ":" and the limit; then "/" and the queue, if another queue of a
--- fan-out refuses. Answers only the first tasks if many copies of them were stored.
-local answers, answered, full = {0}, 1, false
-local at = 3
+-- ARGV: per queue its key and the number of tasks, then the tasks, see `publish_tasks`.
+-- Returns how many replicas must confirm, then an answer per task, or only for the first tasks.
+local answers, at, full = {0}, 3, false
 while at <= #ARGV and not full do
-  local q, n = queue(ARGV[at]), tonumber(ARGV[at + 1])
-  at = at + 2
-  local ids = {}
-  for i = 1, n do ids[i] = ARGV[at + 3 * (i - 1)] end
-  if q.due <= now then rarely().promote_before(q) end -- before the records are read
-  local records = (q.known or q.copied) and call('HMGET', q.name .. '/t', unpack(ids))
-  local written, filled, places = {}, 0, {}
-  for i = 1, n do
-    local id, about, body = ids[i], ARGV[at + 1], ARGV[at + 2]
-    at = at + 3
-    local digest, priority = sub(about, 1, 8), sub(about, 9, 9)
-    local packed = places[id] and written[places[id]] or records and records[i]
-    local answer = packed and rarely().look_up(q, id, packed, digest) or 0
-    if answer == 0 and q.limited then answer = rarely().refusal(q, about) or 0 end
-    if answer == 0 and q.bound then
-      answer, full = rarely().publish_copies(q, id, about, body)
-    elseif answer == 0 then
-      if packed then rarely().make_way(q, id, packed) end
-      answer = q.waiting
-      if #about > 9 or q.sorted then
-        packed = rarely().publish_unusual(q, id, digest, priority, body, about)
-      else
-        if not string.find(q.lanes, priority, 1, true) then rarely().use_lane(q, priority) end
-        if #body > LARGE then q.large = true end
-        local seq = next_seq(q)
-        call('XADD', stream_of(q, 's', priority), text(seq), id, body)
-        packed = pack(RECORD, WAITING, FRESH, priority, 1, 0, 0, 0, seq, seq, now, digest, 0, 0, 0)
-        q.waiting = q.waiting + 1
-        if q.journal then
-          note(q, 'published', id, {attempt = 1, losses = 0, priority = tonumber(priority)}, 'waiting')
-        end
-      end
-      written[filled + 1], written[filled + 2] = id, packed
-      filled = filled + 2
-      places[id] = filled
-      q.fresh = q.fresh + 1
-    end
-    answered = answered + 1
-    answers[answered] = answer
-    if full then break end
-  end
-  if filled > 0 then
-    call('HSET', q.name .. '/t', unpack(written))
-    q.published = q.published + filled / 2
-    q.ring = true
-  end
+  local n = tonumber(ARGV[at + 1])
+  full = publish_tasks(queue(ARGV[at]), at + 2, n, answers)
+  at = at + 2 + 3 * n
 end
 save_all()
 answers[1] = replicas

@@ -62,15 +62,16 @@ def seconds(time: bytes | str | int) -> float:
 def source(name: str) -> str:
     """Return the text of a script, preceded by the shared Lua parts that its first line names.
 
-    The parts after a slash in that line are wrapped in the Lua function ``rarely``, which returns their functions.
+    The parts after a slash in that line are wrapped in the Lua function ``rarely``, which returns their functions. The
+    parts after a second slash may call ``rarely``.
     """
     folder = resources.files("taskqueue_redis") / "lua"
     text = (folder / f"{name}.lua").read_text()
     named = _PARTS.match(text)
     if named is None:
         return text
-    always, _, rarely = named[1].partition("/")
-    return _joined(always.split(), (_lazily(rarely.split()) if rarely else "") + text)
+    always, rarely, using = (part.split() for part in f"{named[1]}//".split("/")[:3])
+    return _joined(always, (_lazily(rarely) if rarely else "") + _joined(using, text))
 
 
 def _joined(names: Sequence[str], end: str) -> str:
