@@ -34,10 +34,10 @@ class PolicyModel(_Base):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-def nearest_first(name: str, known: Iterable[str]) -> str:
-    """Return the names that exist as text, first those that are most like a misspelt name."""
+def nearest_first(name: str, known: Iterable[str], limit: int | None = None) -> str:
+    """Return the names that exist as text, first those that are most like a misspelt name; ``limit`` of them."""
     names = list(known)
-    return ", ".join(dict.fromkeys([*get_close_matches(name, names), *names]))
+    return ", ".join([*dict.fromkeys([*get_close_matches(name, names), *names])][:limit])
 
 
 def describe(error: ValidationError, fields: Iterable[str]) -> str:

@@ -57,6 +57,35 @@ def test_a_task_is_rescheduled(cli: Cli, filled: Shared) -> None:
     assert cli("reschedule", "k", "a", "--delay", "-1").code == 2
 
 
+UNKNOWN_QUEUE = [
+    (("status", "male", "a"), "not_found"),
+    (("result", "male", "a"), "no_result"),
+    (("cancel", "male", "a"), "not_found"),
+    (("reschedule", "male", "a", "--delay", "5"), "not_found"),
+    (("dlq", "list", "male"), "not_found"),
+    (("dlq", "show", "male", "a"), "not_found"),
+    (("dlq", "redrive", "male", "a"), "not_found"),
+    (("dlq", "discard", "male", "--all", "--yes"), "not_found"),
+]
+
+
+@pytest.mark.usefixtures("filled")
+@pytest.mark.parametrize(
+    ("words", "code"), UNKNOWN_QUEUE, ids=[" ".join(words[:2]) for words, _ in UNKNOWN_QUEUE]
+)
+def test_an_unknown_queue_is_named(
+    cli: Cli, store: Shared, words: tuple[str, ...], code: str
+) -> None:
+    """U8: a command for a queue that does not exist names it, and the existing queues, the most similar one first."""
+    asyncio.run(store.publisher.publish(Task(key="mail")))
+    done = cli(*words, "--json")
+    assert (done.code, done.told["error"]["code"]) == (1, code)
+    named = "there is no queue 'male' among those that this command can see: mail, k"
+    assert named in done.told["error"]["detail"]
+    right = ["mail" if word == "male" else word for word in words]
+    assert "there is no queue" not in cli(*right).err
+
+
 def test_a_purge_needs_the_name_again(cli: Cli, filled: Shared) -> None:
     """U8: purge cancels waiting and scheduled tasks only if the name is repeated; a mistyped name is an error."""
     assert cli("purge", "k").code == 2

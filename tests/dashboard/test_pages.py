@@ -253,6 +253,22 @@ async def test_finding(it: Running, client: httpx2.AsyncClient) -> None:
         assert (await client.get("/find", params={"q": nothing})).status_code in {303, 404}
 
 
+async def test_the_due_time(it: Running, client: httpx2.AsyncClient) -> None:
+    """U10: a scheduled task and a retry show when they are due, on their pages and in the search."""
+    at = "2096-10-02 07:06:40 UTC"
+    await it.publish("later", key="a", not_before=4e9)
+    await it.publish("later", "now", key="b")
+    assert f'<dd id="due">{at}</dd>' in (await client.get("/tasks/a/later")).text
+    found = (await client.get("/find", params={"q": "later"})).text
+    assert found.count(f"scheduled, due {at}") == found.count("due ") == 1
+    assert 'id="due"' not in (await client.get("/tasks/b/now")).text
+    subscription = it.context.backend.subscribe(["b"], "worker-1")
+    for delivery in (await subscription.receive(2, 1)).deliveries:
+        publisher = it.context.backend.publisher
+        await publisher.schedule_retry(delivery.task, 4e9, error="no", settles=delivery)
+    assert f'<dd id="due">{at}</dd>' in (await client.get("/tasks/b/now")).text
+
+
 async def test_more_queues_than_fit(it: Running, client: httpx2.AsyncClient) -> None:
     """C17: the overview lists a limited number of queues, and its ledger includes all of them."""
     await it.context.backend.publisher.publish(*(Task(key=f"q{n:03}") for n in range(203)))

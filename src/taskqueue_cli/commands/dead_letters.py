@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any, Protocol, runtime_checkable
+from typing import Annotated, Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 import typer
 from rich.text import Text
 
 from taskqueue_cli.backends import BACKEND_HELP, ServerUrl, with_backend
-from taskqueue_cli.commands.stats import read_queues
+from taskqueue_cli.commands.stats import missing_queue, read_queues
 from taskqueue_cli.commands.status import Id, Key, NoTask, format_time
 from taskqueue_cli.output import (
     AsJson,
@@ -30,6 +30,7 @@ from taskqueue_core.limits import escape_controls
 from taskqueue_core.protocol.frames import to_wire_task
 from taskqueue_core.tasks import DeadLetter
 
+T = TypeVar("T")
 Ids = Annotated[list[str] | None, argument("Task ids.", metavar="ID")]
 All = Annotated[bool, typer.Option("--all", help="Select all dead letters of the queue.")]
 Reason = Annotated[str | None, option("Select dead letters with exactly this reason.")]
@@ -63,9 +64,12 @@ def listing(
     if key is None:
         _list_queues(server, as_json=as_json)
         return
-    dead_letters = with_backend(
-        server, lambda backend: dead_letters_of(backend).list(key, limit=limit)
-    )
+
+    async def read(backend: Backend) -> tuple[DeadLetter, ...]:
+        found = await dead_letters_of(backend).list(key, limit=limit)
+        return found or await _nothing(backend, key, found)
+
+    dead_letters = with_backend(server, read)
     if as_json:
         print_json([_as_dict(dead_letter) for dead_letter in dead_letters])
         return
@@ -103,7 +107,12 @@ def _list_queues(server: str | None, *, as_json: bool) -> None:
 @dlq.command()
 def show(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson = False) -> None:
     """Show one dead letter with its payload and history."""
-    dead_letter = with_backend(server, lambda backend: dead_letters_of(backend).get(key, task_id))
+
+    async def read(backend: Backend) -> DeadLetter | None:
+        found = await dead_letters_of(backend).get(key, task_id)
+        return found or await _nothing(backend, key, found)
+
+    dead_letter = with_backend(server, read)
     if dead_letter is None:
         raise NoTask(f"there is no dead letter {task_id!r} in queue {key!r}")
     if as_json:
@@ -127,7 +136,7 @@ def show(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson = F
 
 
 def _action(verb: str, done: str, *, permanent: bool) -> Callable[..., None]:
-    def act(
+    def command(
         key: Key,
         ids: Ids = None,
         *,
@@ -147,15 +156,18 @@ def _action(verb: str, done: str, *, permanent: bool) -> Callable[..., None]:
             matching = " that match the conditions" if any(conditions.values()) else ""
             ending = ", permanently" if permanent else ""
             confirm(f"{verb.capitalize()} {what} of {key}{matching}{ending}?", as_json=as_json)
-        count = with_backend(
-            server, lambda backend: _act(backend, verb, key, ids or [], conditions)
-        )
+
+        async def act(backend: Backend) -> int:
+            number = await _act(backend, verb, key, ids or [], conditions)
+            return number or await _nothing(backend, key, number)
+
+        count = with_backend(server, act)
         if as_json:
             print_json({"count": count})
         else:
             console.print(f"{count:,} dead letter{'' if count == 1 else 's'} {done}")
 
-    return act
+    return command
 
 
 dlq.command(
@@ -197,6 +209,13 @@ async def _act(
         return await act_on_all(dead_letters, verb, key, backend.now(), **conditions)
     act = dead_letters.redrive if verb == "redrive" else dead_letters.discard
     return await act(key, *ids)
+
+
+async def _nothing(backend: Backend, key: str, found: T) -> T:
+    """Return ``found``, which is nothing. Raises `NoTask` if there is no such queue."""
+    if missing := await missing_queue(backend, key):
+        raise NoTask(missing)
+    return found
 
 
 def _as_dict(dead_letter: DeadLetter) -> dict[str, Any]:

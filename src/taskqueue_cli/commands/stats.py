@@ -14,10 +14,11 @@ from taskqueue_cli.limits import describe_limits
 from taskqueue_cli.output import FAILED, AsJson, argument, console, make_table, print_json
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import QueueSettings, control_of
-from taskqueue_core.errors import UnknownKey
+from taskqueue_core.errors import TaskQueueError, UnknownKey
+from taskqueue_core.policy_model import nearest_first
 from taskqueue_core.tasks import Ledger, QueueStats, WorkerInfo
 
-MAX_SHOWN = 10
+_MAX_SHOWN = 10
 """maximum number of queues that an error names"""
 _LEDGER = Ledger.__struct_fields__
 _ALWAYS = ("published", "waiting", "in_flight", "done", "dead")
@@ -72,8 +73,23 @@ def check_known(keys: Iterable[str], known: Sequence[str]) -> None:
     """Raise `UnknownKey` if one of ``keys`` is not in ``known``, because its name is probably mistyped."""
     for key in keys:
         if key not in known:
-            shown = ", ".join(known[:MAX_SHOWN]) or "none exists yet"
-            raise UnknownKey("KEY", "an unknown queue", f"an existing queue ({shown})")
+            shown = nearest_first(key, known, _MAX_SHOWN) or "none exists yet"
+            raise UnknownKey("KEY", f"the unknown queue {key!r}", f"an existing queue ({shown})")
+
+
+async def missing_queue(backend: Backend, key: str) -> str | None:
+    """Return that there is no queue ``key``, with the existing queues, the most similar one first.
+
+    Return ``None`` if it exists, or if this command can see no queues: a token may be allowed to see none, or some.
+    """
+    try:
+        known = await control_of(backend).queues()
+    except TaskQueueError:
+        return None
+    if not known or key in known:
+        return None
+    shown = nearest_first(key, known, _MAX_SHOWN)
+    return f"there is no queue {key!r} among those that this command can see: {shown}"
 
 
 async def read_queues(

@@ -12,7 +12,7 @@ from msgspec import Raw
 from rich.markup import escape
 
 from taskqueue_cli.backends import ServerUrl, with_backend
-from taskqueue_cli.commands.stats import MAX_SHOWN, check_known
+from taskqueue_cli.commands.stats import check_known, missing_queue
 from taskqueue_cli.output import AsJson, argument, console, option, print_fields, print_json
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import control_of
@@ -88,12 +88,19 @@ def result(
     as_json: AsJson = False,
 ) -> None:
     """Print the result of one task, as JSON. A task that is still running is an error, unless it ends within --wait."""
-    task_status, text = with_backend(server, lambda backend: _read(backend, key, task_id, wait))
+
+    async def read(backend: Backend) -> tuple[TaskStatus, bytes | None]:
+        task_status, text = await _read(backend, key, task_id, wait)
+        if task_status is None:
+            raise await _unknown(backend, key, task_id, NoResult)
+        return task_status, text
+
+    task_status, text = with_backend(server, read)
     if text is None:
-        why = f"state: {task_status.state.value}" if task_status else "the task was not found"
-        if task_status and task_status.state.live:
+        why = f"state: {task_status.state.value}"
+        if task_status.state.live:
             why += f", still after {wait:g} s" if wait else "; wait for its end with --wait SECONDS"
-        if task_status and task_status.error:
+        if task_status.error:
             why += f", error: {task_status.error}"
         raise NoResult(f"task {task_id!r} in queue {key!r} has no stored result ({why})")
     print_json({"key": key, "task_id": task_id, "result": Raw(text)} if as_json else Raw(text))
@@ -112,15 +119,16 @@ def reschedule(
 ) -> None:
     """Let one waiting or scheduled task run at another time. Its attempt does not change."""
 
-    async def act(backend: Backend) -> tuple[bool, float, TaskStatus | None]:
+    async def act(backend: Backend) -> tuple[bool, float, TaskStatus]:
         await backend.health()  # a backend elsewhere learns the store's time with its first answer
         at = backend.now() + delay
         moved = await control_of(backend).reschedule(key, task_id, at)
-        return moved, at, (await _read(backend, key, task_id))[0]
+        task_status, _ = await _read(backend, key, task_id)
+        if task_status is None:
+            raise await _unknown(backend, key, task_id)
+        return moved, at, task_status
 
     moved, at, task_status = with_backend(server, act)
-    if task_status is None:
-        raise _not_found(key, task_id)
     if not moved:
         raise NotRescheduled(
             f"task {task_id!r} in queue {key!r} keeps its time (state: {task_status.state.value}): it runs, has ended, "
@@ -140,11 +148,12 @@ def cancel(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson =
 
     async def act(backend: Backend) -> tuple[bool, TaskStatus | None]:
         cancelled = await control_of(backend).cancel(key, task_id)
-        return cancelled, (await _read(backend, key, task_id))[0]
+        task_status, _ = await _read(backend, key, task_id)
+        if task_status is None and not cancelled:
+            raise await _unknown(backend, key, task_id)
+        return cancelled, task_status
 
     cancelled, task_status = with_backend(server, act)
-    if task_status is None and not cancelled:
-        raise _not_found(key, task_id)
     state = State.CANCELLED if task_status is None else task_status.state
     if not cancelled and state is not State.CANCELLED:
         raise NotCancelled(
@@ -200,22 +209,13 @@ async def _read(
     return task_status, text
 
 
-async def _unknown(backend: Backend, key: str, task_id: str) -> NoTask:
-    """Return the error for a task that was not found. A token may be allowed to see no queues, or only some."""
-    try:
-        keys = await control_of(backend).queues()
-    except TaskQueueError:
-        keys = ()
-    if not keys or key in keys:
-        return _not_found(key, task_id)
-    return NoTask(
-        f"task {task_id!r} not found: there is no queue {key!r} among those that this command can see: "
-        f"{', '.join(keys[:MAX_SHOWN])}"
-    )
-
-
-def _not_found(key: str, task_id: str) -> NoTask:
-    return NoTask(
+async def _unknown(
+    backend: Backend, key: str, task_id: str, kind: type[TaskQueueError] = NoTask
+) -> TaskQueueError:
+    """Return the error for a task that was not found."""
+    if missing := await missing_queue(backend, key):
+        return kind(f"task {task_id!r} not found: {missing}")
+    return kind(
         f"task {task_id!r} not found in queue {key!r}: its id is unknown, or its record has expired"
     )
 
