@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
@@ -41,6 +42,9 @@ from taskqueue_core.tasks import (
 
 __all__ = ["PublishOptions", "Queue", "connect", "instant", "stored"]
 
+_log = logging.getLogger("taskqueue")
+_MAX_NAMED = 5
+"""maximum number of queues that a log message names"""
 _RESENDS = 3
 _PAUSE = RetryPolicy(base=0.05, cap=1.0)
 _MIN_RETRY_SECONDS = 0.02
@@ -99,7 +103,8 @@ def connect(backend: str | Backend | None = None) -> AbstractAsyncContextManager
     """Open a `Queue` on a backend.
 
     If ``backend`` is a name, or ``None`` for the configured backend, that backend is opened, and closed when the
-    ``with`` block ends. A backend object that is passed is not closed.
+    ``with`` block ends. A backend object that is passed is not closed. If tasks end with a backend that only this
+    connection can see, because it is in memory, a warning in the log says so.
 
     >>> async with connect("taskqueue_memory") as queue:
     ...     confirmation = await queue.publish("mail", {"to": "ada"})
@@ -111,7 +116,10 @@ def connect(backend: str | Backend | None = None) -> AbstractAsyncContextManager
 async def _connected(backend: str | Backend | None) -> AsyncIterator[Queue]:
     if isinstance(backend, str | None):
         async with aclosing(open_backend(backend)) as opened:
-            yield Queue(opened)
+            try:
+                yield Queue(opened)
+            finally:
+                await _warn_of_lost_tasks(opened)
     else:
         yield Queue(backend)
 
@@ -277,6 +285,29 @@ class Queue:
         if not self._knows_time:
             self._knows_time = (await self.backend.health()).ok
         return self.backend.now()
+
+
+async def _warn_of_lost_tasks(backend: Backend) -> None:
+    """Log a warning if tasks were published to a store that ends with this connection, and nothing received any."""
+    able = backend.capabilities
+    if able.shared or able.durable or not has(backend, Capability.CONTROL):
+        return
+    control, lost, keys = control_of(backend), 0, list[str]()
+    for key in await control.queues():
+        stats = await control.stats(key)
+        number = stats.ledger.waiting + stats.ledger.scheduled
+        if number and not stats.delivered:
+            lost += number
+            keys.append(key)
+    if lost:
+        shown = ", ".join(keys[:_MAX_NAMED]) + (", ..." if len(keys) > _MAX_NAMED else "")
+        _log.warning(
+            "published tasks are lost: %d in %s; no worker received them, and their store in memory ends with this "
+            "connection: connect to 'server' or another backend that processes share, or pass one backend object to "
+            "the connection and a LocalWorker",
+            lost,
+            shown,
+        )
 
 
 def stored(confirmation: Confirmation) -> Confirmation:

@@ -34,6 +34,7 @@ class Flask:
     def __init__(self, name): pass
     def post(self, path): return lambda endpoint: endpoint
 """
+STORE = "from taskqueue_memory import MemoryBackend\n\nbackend = MemoryBackend()\n"
 USE_FASTAPI = """
 from starlette.testclient import TestClient
 from shop.fast_api import app
@@ -48,12 +49,14 @@ def test_examples(tmp_path: Path) -> None:
     """U1, U2, U6: the modules of tasks can be imported, and both programs publish."""
     folder = tmp_path / "shop"
     folder.mkdir()
+    (folder / "store.py").write_text(STORE)
     programs = []
     for text in blocks(PAGE, "python"):
+        code = text.replace('"server"', '__import__("shop.store").store.backend')
         if path := re.match(r"# (shop/\w+\.py)\n", text):
-            (tmp_path / path[1]).write_text(text.replace('"server"', '"memory"'))
+            (tmp_path / path[1]).write_text(code)
         else:
-            programs.append(text)
+            programs.append(code)
     assert programs
     for text in programs:
         assert python(text, tmp_path)
