@@ -25,8 +25,8 @@ MAX_FAILED_STARTS = 5
 _FAILED_SECONDS = 5.0
 """a process that ends within this many seconds counts as a failed start"""
 _PAUSE, _MAX_PAUSE = 0.1, 5.0
-_KILL_SECONDS = 10.0
-"""seconds after the grace period until a process that still runs is killed, because its event loop is stuck"""
+_KILL_SECONDS = 15.0
+"""seconds after the grace period, or the second signal, until a process that has not ended by itself is killed"""
 _FINAL = (2, 4)
 """exit codes of errors that another start would meet again: configuration and access"""
 _LINE = 1024 * 1024

@@ -7,11 +7,10 @@ import logging
 import os
 import re
 import secrets
-import signal
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import Callable, Collection
+from contextlib import AbstractAsyncContextManager, nullcontext
 from math import isfinite
 from typing import Any, TypeVar, overload
 
@@ -27,6 +26,7 @@ from taskqueue_core.queue import Queue
 from taskqueue_worker.child_processes import ChildProcesses, begin_of
 from taskqueue_worker.declarations import apply, watch
 from taskqueue_worker.handlers import Handler, Handlers
+from taskqueue_worker.process_end import run_process, stopped_by_signals
 from taskqueue_worker.quarantine import Quarantine
 from taskqueue_worker.report import WorkerReport, outcome_name
 from taskqueue_worker.run import TaskSource, WorkerRun
@@ -238,7 +238,7 @@ class BaseWorker(ABC):
         return register(key)
 
     def run(self, *, on_ready: Callable[[], None] | None = None) -> None:
-        """Run the worker until SIGTERM or SIGINT; a second signal releases all running tasks.
+        """Run the worker until SIGTERM or SIGINT; a second signal is `stop(now=True)`, and ends the process in 10 s.
 
         If logging is not configured, write the logs of all loggers to stderr, as the settings ``TASKQUEUE_LOG_LEVEL``
         and ``TASKQUEUE_LOG_FORMAT`` say. Must be called in the main thread. Raises the same exceptions as `serve`;
@@ -250,23 +250,10 @@ class BaseWorker(ABC):
             settings = load_settings(Settings)
             level = logging.getLevelNamesMapping()[settings.log_level.upper()]
             set_up_logs(level=level, form=settings.log_format, everything=True)
-        asyncio.run(self.serve(on_ready=on_ready, signals=True))
+        run_process(self.serve(on_ready=on_ready, signals=True))
 
-    @asynccontextmanager
-    async def _stopped_by_signals(self) -> AsyncIterator[None]:
-        loop = asyncio.get_running_loop()
-        previous = {}
-        # `loop.add_signal_handler` does not exist on Windows. A handler runs between two instructions of the main
-        # thread, so it only schedules the call; `call_soon_threadsafe` also wakes the loop.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            previous[number] = signal.signal(
-                number, lambda *_: loop.call_soon_threadsafe(self._on_signal)
-            )
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+    def _unfinished(self) -> str | None:
+        return None if self._current_run is None else self._current_run.scope.closing.unfinished
 
     def _on_signal(self) -> None:
         immediate = self._current_run is not None and self._current_run.stopping
@@ -283,8 +270,7 @@ class BaseWorker(ABC):
         """Run the worker until `stop` is called. Cancelling this call releases all running tasks.
 
         ``on_ready`` is called once: when the server has welcomed this worker, or when the store has answered. With
-        ``signals``, which needs the main thread, SIGTERM and SIGINT stop the worker; a second one releases all running
-        tasks.
+        ``signals``, which needs the main thread, SIGTERM and SIGINT stop the worker; a second one is `stop(now=True)`.
 
         Raises `WorkerQuarantined` if too many attempts fail in a row, `SystemExit` or `KeyboardInterrupt` if a handler
         raises one of them, and what a lifespan raises.
@@ -297,7 +283,9 @@ class BaseWorker(ABC):
             )
         worker_id, declared = self._worker_id or _make_worker_id(), self.declared()
         task_log = self._create_task_log(worker_id)
-        handling = self._stopped_by_signals() if signals else nullcontext()
+        handling = (
+            stopped_by_signals(self._on_signal, self._unfinished) if signals else nullcontext()
+        )
         async with (
             handling,
             self._open_source(worker_id) as link,
@@ -389,7 +377,9 @@ class BaseWorker(ABC):
     def stop(self, *, now: bool = False) -> None:
         """Make `serve` return when the running handlers have ended, or after the grace period, whichever is earlier.
 
-        With ``now``, there is no grace period. Thread-safe. Has no effect if the worker is not running.
+        With ``now``, there is no grace period, and a lifespan or a shared dependency that closes is cancelled, or left
+        unclosed if it ignores that; those that close later have 5 seconds each. Thread-safe. Has no effect if the
+        worker is not running.
         """
         if current_run := self._current_run:
             current_run.stop(now=now)

@@ -25,6 +25,7 @@ from taskqueue_core.protocol.frames import WireDelivery
 from taskqueue_core.queue import Queue
 from taskqueue_core.retry import Outcome
 from taskqueue_core.sync import SyncQueue
+from taskqueue_worker import closing
 from taskqueue_worker.child_messages import (
     LENGTH,
     ORDERS,
@@ -41,6 +42,7 @@ from taskqueue_worker.child_messages import (
 )
 from taskqueue_worker.handlers import Handlers
 from taskqueue_worker.outcomes import outcome_of_error
+from taskqueue_worker.process_end import ProcessEnd, run_process
 from taskqueue_worker.runner import HandlerRunner
 from taskqueue_worker.task_log import TaskLog
 from taskqueue_worker.worker_scope import WorkerScope
@@ -165,7 +167,7 @@ class _Settler:
         self._channel.send(ProgressMade(value))
 
 
-async def _serve(channel: Channel, begin: Begin) -> None:
+async def _serve(channel: Channel, begin: Begin, end: ProcessEnd) -> None:
     handlers, registries = _imported(begin)
     _set_up_logs(channel, begin)
     scope = _ChildScope(begin.connection)
@@ -194,6 +196,9 @@ async def _serve(channel: Channel, begin: Begin) -> None:
         threading.Thread(target=read, name="taskqueue-child", daemon=True).start()
         await closed.wait()
         runner.close()
+        end.unfinished = lambda: scope.closing.unfinished
+        end.begin(closing.CLOSE_SECONDS + closing.CLEANUP_SECONDS)
+        scope.closing.hurry()
 
 
 def _imported(begin: Begin) -> tuple[Handlers, list[Tasks]]:
@@ -251,7 +256,8 @@ def main() -> None:
     begin = channel.receive()
     if isinstance(begin, Begin):
         sys.path[:] = begin.path
-        _guarded(channel, lambda: asyncio.run(_serve(channel, begin)))
+        end = ProcessEnd()
+        _guarded(channel, lambda: run_process(_serve(channel, begin, end), end))
 
 
 if __name__ == "__main__":

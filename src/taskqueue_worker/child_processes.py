@@ -32,13 +32,14 @@ from taskqueue_worker.child_messages import (
     RunTask,
     packed,
 )
+from taskqueue_worker.closing import CLEANUP_SECONDS, CLOSE_SECONDS
 from taskqueue_worker.handlers import Handler
 
 _failures = logging.NullHandler()
 """prints, as the handlers of logging do, that a record could not be handled"""
 _log = logging.getLogger("taskqueue.worker")
-CLOSE_SECONDS = 5.0
-"""seconds that an idle child process has to close its lifespans, before it is killed"""
+_END_SECONDS = CLOSE_SECONDS + 2 * CLEANUP_SECONDS
+"""seconds that an idle child process has to close its lifespans and to end, before it is killed"""
 _LAST_SECONDS = 1.0
 """seconds for reading what a process has sent before its end, if another process still holds its socket open"""
 
@@ -190,10 +191,10 @@ class _Child:
         return await self._answer
 
     def close(self) -> None:
-        """Let the process close its lifespans and end, within `CLOSE_SECONDS`. Its log records still arrive."""
+        """Let the process close its lifespans and end, within `_END_SECONDS`. Its log records still arrive."""
         with suppress(OSError):  # it has ended
             self._writer.write_eof()
-        asyncio.get_running_loop().call_later(CLOSE_SECONDS, self.kill)
+        asyncio.get_running_loop().call_later(_END_SECONDS, self.kill)
 
     def kill(self) -> None:
         """End the process, and those that it has started in its process group, at once."""
@@ -207,7 +208,7 @@ class _Child:
         ended = asyncio.create_task(self._process.wait())
         try:
             await asyncio.wait([reading, ended], return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait([ended], timeout=CLOSE_SECONDS)
+            await asyncio.wait([ended], timeout=_END_SECONDS)
             self.kill()
             await ended
             self._gone = True

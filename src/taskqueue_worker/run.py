@@ -12,14 +12,13 @@ from typing import Protocol
 from taskqueue_core.concurrency import first_completed
 from taskqueue_core.retry import Failed, Outcome, Success
 from taskqueue_worker.batch_buffer import AnyDelivery
+from taskqueue_worker.closing import CLEANUP_SECONDS
 from taskqueue_worker.handlers import Handlers
 from taskqueue_worker.quarantine import Quarantine, QuarantinePhase, WorkerQuarantined
 from taskqueue_worker.runner import HandlerRunner, OutcomeSettler
 from taskqueue_worker.task_log import TaskLog
 from taskqueue_worker.worker_scope import WorkerScope
 
-_CLEANUP_SECONDS = 1.0
-"""seconds that cancelled handlers have for cleaning up, before their tasks are released"""
 _CONFIRM_SECONDS = 5.0
 """seconds that the server or the store has for confirming the last outcomes"""
 _log = logging.getLogger("taskqueue.worker")
@@ -68,7 +67,7 @@ class WorkerRun:
         ``on_ready`` is called once, when the source is connected for the first time.
         """
         self._handlers = handlers
-        self._scope = scope
+        self.scope = scope
         self._quarantine = quarantine
         self._concurrency = concurrency
         self._capacity = capacity
@@ -119,13 +118,14 @@ class WorkerRun:
             self.starting.reschedule(self._loop.time())
         if now:
             self._stop_now.set()
+            self.scope.closing.hurry()
 
     async def work(self, connect: Callable[[WorkerRun], TaskSource]) -> None:
         """Run tasks until the run is stopped. If an error stopped the run, raise that error."""
         self._source = connect(self)
         self.runner = HandlerRunner(
             self._handlers,
-            self._scope,
+            self.scope,
             self._source,
             self._concurrency,
             self._task_log,
@@ -145,7 +145,7 @@ class WorkerRun:
             if self._timer:
                 self._timer.cancel()
             try:
-                await self.runner.release_running(_CLEANUP_SECONDS)
+                await self.runner.release_running(CLEANUP_SECONDS)
             finally:
                 self.runner.close()
                 self._source.leave(_CONFIRM_SECONDS)

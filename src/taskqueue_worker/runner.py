@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextvars import copy_context
 from typing import Any, Protocol
 
 from taskqueue_core.application.context import Context
@@ -81,9 +80,7 @@ class HandlerRunner:
         self._on_outcome = on_outcome
         self._on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
-        self._context = (
-            copy_context()
-        )  # each call has a copy: a call may be started in the context of another one
+        self._context = scope.context  # each call has a copy
         self._slots = Slots(concurrency, scope, self._calls, self._on_lent)
         self._wrapped = frozenset(each for each in handlers.all if not is_plain(each))
         self._threads = Threads(concurrency)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 from taskqueue_core.application.connections import Connections
-from taskqueue_core.application.dependencies import shared_dependencies
+from taskqueue_core.application.dependencies import SHARED_DEPENDENCIES, SharedDependencies
 from taskqueue_core.application.handler_scope import HANDLER_SCOPE
 from taskqueue_core.application.registry import Tasks
 from taskqueue_core.queue import Queue
 from taskqueue_core.sync import LoopCalls, SyncQueue
 from taskqueue_worker.child_processes import ChildProcesses
+from taskqueue_worker.closing import Closing, OpenedLifespan
 
 
 class WorkerScope:
@@ -25,6 +28,10 @@ class WorkerScope:
         self._calls = LoopCalls(asyncio.get_running_loop())
         self._states: dict[Connections, Any] = {}
         self._closed = False
+        self.closing = Closing()
+        self.context = copy_context()
+        """the context of the lifespans; handlers run in copies of it"""
+        self.context.run(HANDLER_SCOPE.set, self)
         self.children: ChildProcesses | None = None
         """the child processes of tasks with ``run="process"``; without them, those run as other tasks do"""
 
@@ -67,26 +74,59 @@ class WorkerScope:
         """Open the lifespans, in which the worker's connection can be used; close them in the reverse order.
 
         Before the lifespans, the first child process starts, because it shows whether the tasks can be imported.
-        ``limit`` ends the opening when the worker is stopped. Handlers run in copies of this context.
+        ``limit`` ends the opening when the worker is stopped. Raises what a lifespan raises, and what a shared
+        dependency raises when it closes.
         """
         lifespans = {
             each: lifespan
             for registry in registries
             for each, lifespan in registry.lifespans().items()
         }
-        token = HANDLER_SCOPE.set(self)
         try:
             async with AsyncExitStack() as stack:
                 async with limit:
                     if self.children is not None:
                         await self.children.start_first()
                     for registry, lifespan in lifespans.items():
-                        self._states[registry] = await stack.enter_async_context(lifespan())
+                        opened = OpenedLifespan(lifespan, self.closing, self.context)
+                        self._states[registry] = await opened.state()
+                        stack.push_async_exit(partial(_close, opened))
                 functions = [each for tasks in registries for each in tasks.functions.values()]
                 if any(each.arguments.dependencies for each in functions):
-                    await stack.enter_async_context(shared_dependencies())
+                    await stack.enter_async_context(self._shared_dependencies())
                 yield
         finally:
-            HANDLER_SCOPE.reset(token)
             self._closed = True
             self._calls.close()
+
+    @asynccontextmanager
+    async def _shared_dependencies(self) -> AsyncIterator[None]:
+        shared = SharedDependencies()
+        self.context.run(SHARED_DEPENDENCIES.set, shared)
+        async with AsyncExitStack() as stack:
+            stack.push_async_exit(partial(self._close_shared, shared))
+            yield
+
+    async def _close_shared(
+        self, shared: SharedDependencies, _kind: object, error: BaseException | None, _trace: object
+    ) -> None:
+        failure = error
+        for name, manager in reversed(shared.opened):
+            task = asyncio.create_task(_exit(manager, failure), context=self.context)
+            try:
+                await self.closing.wait(f"the shared dependency {name}", task)
+            except BaseException as new:  # noqa: BLE001 - closing may raise any exception, and the others must close
+                failure = new
+        if failure is not None and failure is not error:
+            raise failure
+
+
+async def _close(
+    lifespan: OpenedLifespan, _kind: object, error: BaseException | None, _trace: object
+) -> None:
+    await lifespan.close(error)
+
+
+async def _exit(manager: AbstractAsyncContextManager[Any], failure: BaseException | None) -> None:
+    trace = None if failure is None else failure.__traceback__
+    await manager.__aexit__(None if failure is None else type(failure), failure, trace)

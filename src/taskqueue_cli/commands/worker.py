@@ -32,6 +32,7 @@ from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.loading import load_backend
 from taskqueue_worker import BaseWorker, LocalWorker, Worker, load_worker
+from taskqueue_worker.process_end import run_process
 from taskqueue_worker.report import WorkerReport
 
 T = TypeVar("T")
@@ -163,7 +164,7 @@ def run(
                 )
             if not as_json and parent is None:
                 console.print(f"[yellow]○[/] connecting to {escape(worker.source)}", soft_wrap=True)
-            asyncio.run(_serve(worker, board, file, ready, parent))
+            run_process(_serve(worker, board, file, ready, parent))
             return
         if local or backend is not None:
             _demand_shared(backend or load_settings(Settings).backend)

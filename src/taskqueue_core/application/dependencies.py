@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    asynccontextmanager,
-    contextmanager,
-)
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from types import TracebackType
 from typing import Annotated, Any, TypeAlias, TypeVar, cast, get_args, get_origin, overload
 
 from taskqueue_core.application.context import CONTEXT, Context
@@ -26,7 +24,7 @@ _overrides: dict[Factory, Factory] = {}
 class DeclaredDependency:
     """A dependency as the default value of a parameter.
 
-    The library ``uncalled_for`` resolves it, and is imported only then: most publishers need none of it.
+    The library ``uncalled_for`` resolves it for a call, and is imported only then: most publishers need none of it.
     """
 
     def __init__(self, factory: Factory, *, shared: bool) -> None:
@@ -44,10 +42,11 @@ class DeclaredDependency:
         return self
 
     async def __aenter__(self) -> Any:
+        if self.shared:
+            return await SHARED_DEPENDENCIES.get().value(self.factory)
         from uncalled_for import Depends as PerCall  # noqa: PLC0415 - see the class
-        from uncalled_for import Shared as PerWorker  # noqa: PLC0415
 
-        resolved: Any = (PerWorker if self.shared else PerCall)(self.factory)
+        resolved: Any = PerCall(self.factory)
         return await resolved.__aenter__()
 
     async def __aexit__(self, *_: object) -> None:
@@ -202,24 +201,77 @@ def _check(
 
 def depends_on(function: Factory, factory: object) -> bool:
     """Return whether a handler, or one of its dependencies, has a dependency that ``factory`` opens."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a class of an extension module
-        return False
     return any(
         each.factory == factory or depends_on(each.factory, factory)
-        for each in _declared(function, signature).values()
+        for each in _needed_by(function).values()
     )
 
 
-@asynccontextmanager
-async def shared_dependencies() -> AsyncIterator[None]:
-    """Keep the shared dependencies of all calls in this context and its copies, and close them at the end."""
-    from uncalled_for import Dependency, SharedContext  # noqa: PLC0415 - see `DeclaredDependency`
+def _needed_by(function: Factory) -> dict[str, DeclaredDependency]:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a class of an extension module
+        return {}
+    return _declared(function, signature)
 
-    Dependency.register(DeclaredDependency)
-    async with SharedContext():
-        yield
+
+class SharedDependencies:
+    """The shared dependencies that the calls of one worker have opened. They belong to one event loop."""
+
+    def __init__(self) -> None:
+        """Create an object without values."""
+        from uncalled_for import Dependency  # noqa: PLC0415 - see `DeclaredDependency`
+
+        Dependency.register(DeclaredDependency)
+        self._values: dict[Factory, Any] = {}
+        self._locks: dict[Factory, asyncio.Lock] = {}
+        self.opened: list[tuple[str, AbstractAsyncContextManager[Any]]] = []
+        """names and context managers of those that must be closed, in the order in which they were opened"""
+
+    async def value(self, factory: Factory) -> Any:
+        """Return the value of a dependency, and open it if no call has. Raises what opening raises."""
+        if factory in self._values:
+            return self._values[factory]
+        async with self._locks.setdefault(factory, asyncio.Lock()):
+            if factory not in self._values:
+                self._values[factory] = await self._open(factory)
+        return self._values[factory]
+
+    async def _open(self, factory: Factory) -> Any:
+        needed = _needed_by(factory)
+        arguments = {name: await self.value(each.factory) for name, each in needed.items()}
+        value = factory(**arguments)
+        if isinstance(value, AbstractContextManager) and not isinstance(
+            value, AbstractAsyncContextManager
+        ):
+            value = _Async(value)
+        if isinstance(value, AbstractAsyncContextManager):
+            entered = await value.__aenter__()
+            self.opened.append((_name(factory), value))
+            return entered
+        return await value if inspect.isawaitable(value) else value
+
+
+class _Async(AbstractAsyncContextManager[Any]):
+    """A context manager that is not async, as one that is."""
+
+    def __init__(self, inner: AbstractContextManager[Any]) -> None:
+        self._inner = inner
+
+    async def __aenter__(self) -> Any:
+        return self._inner.__enter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        return self._inner.__exit__(kind, error, trace)
+
+
+SHARED_DEPENDENCIES: ContextVar[SharedDependencies] = ContextVar("taskqueue_shared")
+"""the shared dependencies of the worker that runs the handler"""
 
 
 async def call_with_dependencies(
@@ -227,7 +279,7 @@ async def call_with_dependencies(
 ) -> T:
     """Open the dependencies of a function, await ``call`` with them, close them, and return the result.
 
-    Must run in `shared_dependencies`. Raises what opening, the call or closing raises; a dependency cannot suppress an
+    `SHARED_DEPENDENCIES` must be set. Raises what opening, the call or closing raises; a dependency cannot suppress an
     exception of the call.
     """
     from uncalled_for import FailedDependency, resolved_dependencies  # noqa: PLC0415 - see `DeclaredDependency`
