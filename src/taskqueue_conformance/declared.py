@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from taskqueue_conformance.bench import KEY, Bench
 from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.selection import needs
@@ -11,7 +13,10 @@ from taskqueue_conformance.suites.fan_out import bound
 from taskqueue_conformance.suites.order import FAIR
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import Order, QueueSettings, has
+from taskqueue_core.errors import CapabilityMissing
 from taskqueue_core.rate_limit import IntervalUnit, RateLimit
+from taskqueue_core.tasks import Published
+from taskqueue_core.uniqueness import UniqueKey
 
 _LIMITS: dict[str, Any] = {
     "capacity": 7,
@@ -62,6 +67,17 @@ class DeclaredSuite(Harness):
         await bench.publish("t2", tenant="a")
         (delivery,) = await bench.take(bench.subscribe(), 9)
         assert (delivery.task.id, delivery.task.tenant) == ("t2", "a")
+
+    async def test_unique_key_or_refused(self, bench: Bench) -> None:
+        """With ``unique``, a unique key is stored; without it, the whole call is refused before anything is stored."""
+        task = bench.task("t1", unique=UniqueKey(key="k"))
+        if has(bench.backend, Capability.UNIQUE):
+            (answer,) = await bench.offer(task)
+            assert answer.status is Published.ACCEPTED
+            return
+        with pytest.raises(CapabilityMissing, match="unique"):
+            await bench.offer("t0", task)
+        assert await bench.take(bench.subscribe(), 9) == []
 
 
 async def _kept_or_refused(bench: Bench, capability: Capability, chosen: dict[str, Any]) -> None:

@@ -42,6 +42,8 @@ from taskqueue_conformance.suites.schedule import ScheduleSuite
 from taskqueue_conformance.suites.settle import SettleSuite
 from taskqueue_conformance.suites.tenants import TenantsSuite
 from taskqueue_conformance.suites.tracking import TrackingSuite
+from taskqueue_conformance.suites.unique import UniqueSuite
+from taskqueue_conformance.suites.unique_replace import UniqueReplaceSuite
 from taskqueue_conformance.suites.waiting import WaitingSuite
 
 
@@ -90,6 +92,8 @@ class BackendSuite(
     ClosingSuite,
     SettleSuite,
     DeliverSuite,
+    UniqueSuite,
+    UniqueReplaceSuite,
     PublishSuite,
     InputsSuite,
     DeclaredSuite,

@@ -42,8 +42,10 @@ class Publisher(Protocol):
         Refusing one task does not affect the other tasks. A confirmed task is stored with the durability of its queue.
         Publishing is idempotent: until a task has ended, and for the queue's ``dedupe_window`` afterwards, a second
         task with its key and id is not stored (law 7). The second task's confirmation is ``duplicate`` if the payloads
-        are equal, and ``conflict`` if they differ. A task with ``not_before`` stays in the state ``scheduled`` until
-        that time (law 8).
+        are equal, and ``conflict`` if they differ. With the capability ``unique``, a task that another one keeps out by
+        its `UniqueKey` takes no room and is not refused for lack of it; ``existing_id`` names the other one.
+
+        A task with ``not_before`` stays in the state ``scheduled`` until that time (law 8).
 
         Raises `PublishUnconfirmed` if the store's response was lost; the caller should publish again with the same ids.
         """
@@ -158,6 +160,8 @@ class Capability(StrEnum):
     """supports the setting ``floor_share``: a share of the deliveries is reserved for each priority"""
     FAN_OUT = "fan_out"
     """supports the setting ``bound_to``: a published task is copied into several queues"""
+    UNIQUE = "unique"
+    """decides by the unique key of a task, in the step of its publish, whether it is stored"""
     SLOTS = "slots"
     """leases the slots of endpoints to dispatchers"""
 

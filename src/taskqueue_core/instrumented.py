@@ -11,7 +11,11 @@ from functools import partial
 from typing import cast
 
 from taskqueue_core import telemetry
-from taskqueue_core.authoring.helpers import SubscriptionBase, reject_ordering_keys
+from taskqueue_core.authoring.helpers import (
+    SubscriptionBase,
+    reject_ordering_keys,
+    reject_unique_keys,
+)
 from taskqueue_core.backend import Backend, Capabilities, Capability, Publisher, Subscription
 from taskqueue_core.capabilities import (
     Control,
@@ -48,7 +52,7 @@ _STALE = (Settled.LEASE_LOST,)
 
 
 class InstrumentedBackend:
-    """A backend with hooks and telemetry. It refuses ordering keys unless the wrapped backend has ``ordering_keys``."""
+    """A backend with hooks and telemetry. It refuses ordering keys and unique keys that the wrapped backend lacks."""
 
     def __init__(self, inner: Backend, hooks: Hooks, guard: ShardGuard | None = None) -> None:
         """Wrap ``inner``, which is closed together with the wrapper. A process without sharding passes a ``guard``."""
@@ -108,12 +112,15 @@ class InstrumentedPublisher:
         self._hooks = hooks
         self._guard = guard
         self._orders = Capability.ORDERING_KEYS in backend.capabilities.names
+        self._unique = Capability.UNIQUE in backend.capabilities.names
         if hasattr(inner, "room_signal"):
             self.room_signal = cast("RoomSignals", inner).room_signal
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         if not self._orders:
             reject_ordering_keys(tasks)
+        if not self._unique:
+            reject_unique_keys(tasks)
         guard = self._guard
         if guard is not None and not guard.checked:
             await guard.check()

@@ -16,7 +16,7 @@ import msgspec
 from typing_extensions import Unpack
 
 from taskqueue_core.assembly import open_backend
-from taskqueue_core.authoring.helpers import reject_ordering_keys
+from taskqueue_core.authoring.helpers import reject_ordering_keys, reject_unique_keys
 from taskqueue_core.backend import Backend, Capability, Subscription
 from taskqueue_core.capabilities import RoomSignal, RoomSignals, control_of, has
 from taskqueue_core.errors import (
@@ -138,6 +138,7 @@ class Queue:
         self.backend = backend
         self._knows_time = False
         self._orders = has(backend, Capability.ORDERING_KEYS)
+        self._unique = has(backend, Capability.UNIQUE)
 
     async def publish(
         self, key: str, payload: object = None, **options: Unpack[PublishOptions]
@@ -201,6 +202,8 @@ class Queue:
         pending = list(tasks)
         if not self._orders:
             reject_ordering_keys(pending)
+        if not self._unique:
+            reject_unique_keys(pending)
         confirmations: list[Confirmation] = []
         for start in range(0, len(pending), LIMITS.batch):
             batch = pending[start : start + LIMITS.batch]

@@ -22,7 +22,9 @@ from taskqueue_core.limits import (
     check_time,
     kind_of,
 )
+from taskqueue_core.statistics import Health, Ledger, QueueStats, WorkerInfo
 from taskqueue_core.task_state import State
+from taskqueue_core.uniqueness import UniqueKey, check_unique
 
 __all__ = [
     "DEFAULT_PRIORITY",
@@ -84,6 +86,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """time before which the task is not delivered, in Unix seconds"""
     max_attempts: int | None = None
     """maximum number of attempts, instead of the queue's setting; 1 means no retries"""
+    unique: UniqueKey | None = None
+    """key that at most one live task of the queue holds; needs the capability ``unique``"""
 
     def __post_init__(self) -> None:
         check_name("key", self.key)
@@ -108,6 +112,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         if attempts is not None and (type(attempts) is not int or attempts not in _ATTEMPTS):
             got = f"{kind_of(attempts)} out of range"
             raise InvalidInput("max_attempts", got, "a whole number from 1 to 1000")
+        if self.unique is not None:
+            check_unique(self.unique, self.not_before, self.ordering_key)
 
     @staticmethod
     def of(key: str, payload: object = None, **fields: Any) -> Task:
@@ -218,7 +224,9 @@ class Published(StrEnum):
 
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"
-    """the same task is already stored; there is still exactly one copy"""
+    """the same task, or one that holds its unique key, is already stored; there is still exactly one copy"""
+    REPLACED = "replaced"
+    """the task that holds the unique key was never delivered, and now has the contents of this one"""
     CONFLICT = "conflict"
     """another task with the same id but a different payload is stored; it was not changed"""
     REFUSED = "refused"
@@ -238,6 +246,8 @@ class Refusal(StrEnum):
     """the queue no longer accepts tasks, because it has moved to another name or backend"""
     STORE_FULL = "store_full"
     """the store is out of memory or disk space"""
+    NOT_UNIQUE = "not_unique"
+    """another task holds the unique key, and the publish asked to be refused in this case"""
 
 
 class Confirmation(msgspec.Struct, frozen=True, kw_only=True):
@@ -261,11 +271,13 @@ class Confirmation(msgspec.Struct, frozen=True, kw_only=True):
     """seconds after which publishing a refused task again is likely to succeed; ``None`` if waiting does not help"""
     depth: int | None = None
     """number of tasks that counted against the capacity, if the task was refused because the queue was full"""
+    existing_id: str | None = None
+    """id of the task that holds the unique key, if that is why this task was not stored"""
 
     @property
     def stored(self) -> bool:
-        """Whether the task is in the store, because of this call or an earlier call."""
-        return self.status in (Published.ACCEPTED, Published.DUPLICATE)
+        """Whether the task, or the one that holds its unique key, is in the store after this call."""
+        return self.status in (Published.ACCEPTED, Published.DUPLICATE, Published.REPLACED)
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -324,71 +336,3 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
     """the last failure in the task's history, in any state"""
     due_at: float | None = None
     """time at which a scheduled task becomes available, by the store's clock; ``None`` in other states"""
-
-
-class Ledger(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of entries (accepted tasks) in each state: of one queue at one instant, or of several queues.
-
-    >>> ledger = await queue.ledger("shop.resize")
-    >>> ledger.published, ledger.done, ledger.balanced
-    (1, 1, True)
-    """
-
-    published: int = 0
-    waiting: int = 0
-    scheduled: int = 0
-    in_flight: int = 0
-    done: int = 0
-    dead: int = 0
-    expired: int = 0
-    cancelled: int = 0
-    discarded: int = 0
-
-    @property
-    def imbalance(self) -> int:
-        """The number of published entries minus the sum of all states. Any value other than 0 violates law 1."""
-        accounted: int = sum(getattr(self, state.value) for state in State)
-        return self.published - accounted
-
-    @property
-    def balanced(self) -> bool:
-        """Whether every published entry is in exactly one state."""
-        return self.imbalance == 0
-
-    def __add__(self, other: Ledger) -> Ledger:
-        """Return the sum of two ledgers, state by state."""
-        return Ledger(**{f: getattr(self, f) + getattr(other, f) for f in self.__struct_fields__})
-
-
-class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
-    """The statistics of one queue."""
-
-    key: str
-    ledger: Ledger
-    oldest_waiting: float | None = None
-    """time at which the longest-waiting task became available, in Unix seconds"""
-    delivered: int = 0
-    redelivered: int = 0
-    """number of deliveries that were released or lost"""
-    retried: int = 0
-    lost: int = 0
-    subscribers: int = 0
-
-
-class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker, identified by its id, with all of its connections."""
-
-    worker_id: str
-    connections: int
-    keys: tuple[str, ...]
-    in_flight: int
-    since: float
-    """time at which the oldest of its open connections was opened, in Unix seconds"""
-
-
-class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a backend is available, with details that depend on the backend."""
-
-    ok: bool
-    backend: str
-    details: dict[str, str | int | float | bool | None] = {}

@@ -66,7 +66,9 @@ class MemoryControl:
 
     async def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:
         records = (self._store.find(key, task_id) for task_id in task_ids)
-        return tuple(record.status if record else None for record in records)
+        return tuple(
+            record.status if record and record.replaced is None else None for record in records
+        )
 
     async def results(self, key: str, *task_ids: str) -> tuple[bytes | None, ...]:
         now = self._store.clock.now()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from hashlib import blake2b
 from typing import Protocol
 
 import msgspec
 
+from taskqueue_core.authoring.entries import digest_of
 from taskqueue_core.authoring.fair_order import PriorityFloor
 from taskqueue_core.authoring.helpers import UNLIMITED, QueueRoom, room_of
 from taskqueue_core.capabilities import Order, QueueSettings
@@ -21,6 +21,7 @@ from taskqueue_core.tasks import (
 from taskqueue_memory.due_heap import DueHeap
 from taskqueue_memory.lanes import Lanes, OrderingKeys
 from taskqueue_memory.tenants import TenantItem, Tenants
+from taskqueue_memory.unique_keys import UniqueKeys
 
 _SMALL = 512
 """maximum size in bytes of a payload that is kept after its task has ended; a longer payload is replaced by a digest"""
@@ -58,28 +59,22 @@ class TaskRecord(TenantItem, kw_only=True, eq=False):
     """A task's entry, with its queue and the subscription that owns its delivery."""
 
     queue: QueueState
-    digest: bytes | None = None
-    """digest of a long payload; the payload itself is dropped when the task has ended"""
     owner: Consumer | None = None
     watch: int = 0
     """id of the current progress timeout; 0 if there is none"""
 
-    def is_of(self, payload: bytes) -> bool:
-        """Return whether this is the task's payload, even if only a digest of the payload is kept."""
-        if self.digest is None:
-            return self.task.payload == payload
-        return self.digest == _digest(payload)
-
     def shed(self) -> None:
         """Replace a long payload with its digest, because an ended task is kept only to detect duplicates."""
-        if self.digest is None and len(self.task.payload) > _SMALL:
-            self.digest = _digest(self.task.payload)
+        if len(self.task.payload) > _SMALL:
+            self.digest = self.digest or digest_of(self.task.payload)
             self.task = msgspec.structs.replace(self.task, payload=b"null")
 
     @property
     def kept_until(self) -> float:
         """The time at which an ended record may be deleted, according to the queue's current settings."""
         window = self.updated_at + self.queue.settings.dedupe_window
+        if self.task.unique is not None:
+            window = max(window, self.period_end)
         return max(window, self.result_until) if self.result else window
 
 
@@ -93,10 +88,6 @@ def is_in_flight(record: TaskRecord, watch: int) -> bool:
     return record.watch == watch
 
 
-def _digest(payload: bytes) -> bytes:
-    return blake2b(payload, digest_size=16).digest()
-
-
 class QueueState:
     """One queue: its records by task id, its waiting entries in their order, and its counters."""
 
@@ -105,6 +96,7 @@ class QueueState:
         self.settings = QueueSettings()
         self.records: dict[str, TaskRecord] = {}
         self.dead: dict[str, TaskRecord] = {}
+        self.unique = UniqueKeys[TaskRecord]()
         self.subscribers: dict[Consumer, None] = {}
         self.waiting: dict[Consumer, None] = {}
         """subscriptions with a waiting receive call, the longest-waiting first"""

@@ -147,16 +147,51 @@ class Steps:
         if queue.fair is not None:
             queue.fair.entered(record, change, record.updated_at)
         if self.journal is not None:
-            worker = worker or (record.owner.consumer if record.owner else None)
-            self.journal.write(
-                event, record, record.updated_at, worker=worker, error=error, due_at=due_at
-            )
+            self._note(record, event, worker=worker, error=error, due_at=due_at)
         if record.task.ordering_key is not None and not state.live:
             self._pass_key_on(record, record.task.ordering_key)
         if before is State.IN_FLIGHT and queue.limited and queue.available:
             self.notify(queue, 1)
         if change < 0 and self.signals.open and queue.bounded:
             self.signals.notify(queue.key)
+
+    def _note(
+        self,
+        record: TaskRecord,
+        event: str,
+        *,
+        worker: str | None = None,
+        error: str | None = None,
+        due_at: float | None = None,
+    ) -> None:
+        """Write a change of a record into the journal, if there is one."""
+        if self.journal is not None:
+            worker = worker or (record.owner.consumer if record.owner else None)
+            self.journal.write(
+                event, record, record.updated_at, worker=worker, error=error, due_at=due_at
+            )
+
+    def _take_out(self, record: TaskRecord) -> None:
+        """Take a task that was never delivered out of its state. The caller then sets another one with `_enter`."""
+        queue, before = record.queue, record.state
+        if before is None:
+            return
+        if before is State.WAITING:
+            queue.withdraw(record)
+        queue.states[before] -= 1
+        queue.published -= 1  # `_enter` adds it again
+        change, record.state = -int(record.counted), None
+        queue.fresh += change
+        if queue.fair is not None:
+            queue.fair.entered(record, change, self.clock.now())
+        record.counted, record.usage = False, None
+
+    def _remember(self, record: TaskRecord, now: float) -> None:
+        """Keep a record of the id of a publish that replaced the contents of another task, as of an ended task."""
+        record.state, record.updated_at = State.DISCARDED, now
+        record.queue.records[record.task.id] = record
+        record.shed()
+        self.timers.ends.add(record.kept_until, record, record.seq)
 
     def _leave_dead(self, record: TaskRecord) -> None:
         del record.queue.dead[record.task.id]
@@ -169,12 +204,21 @@ class Steps:
     def _begin(self, record: TaskRecord) -> TaskRecord:
         """Store a new record. The caller then sets its first state with `_enter`."""
         queue = record.queue
+        if record.task.unique is not None or queue.unique.entries:
+            self._claim(record)
         queue.records[record.task.id] = record
         if queue.fair is not None:
             queue.fair.attach(record)
         if record.task.deadline is not None:
             self.timers.deadlines.add(record.task.deadline, record, record.seq)
         return record
+
+    def _claim(self, record: TaskRecord) -> None:
+        """Let a new record hold its unique key, and not the record of an ended task with its id."""
+        unique, former = record.queue.unique, record.queue.records.get(record.task.id)
+        if former is not None:
+            unique.remove(former)
+        unique.add(record)
 
     def _offer(self, queue: QueueState) -> None:
         if not queue.available:  # otherwise all subscribers already have the queue in ``ready``

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from msgspec import structs
 
+from taskqueue_core.authoring.entries import confirmation_of, meet
 from taskqueue_core.authoring.helpers import refusal
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.limits import LIMITS, check_time
@@ -15,6 +16,7 @@ from taskqueue_core.tasks import (
     Delivery,
     Expired,
     Published,
+    Refusal,
     Settled,
     State,
     Task,
@@ -23,6 +25,8 @@ from taskqueue_memory.records import Consumer, QueueState, TaskRecord
 from taskqueue_memory.steps import Steps
 
 _CHUNK = 1000
+_PREFERRED = (Published.ACCEPTED, Published.REPLACED, Published.DUPLICATE, Published.REFUSED)
+"""the answers of the queues of a fan-out; the first of them is the answer to the publish"""
 
 
 class MemoryStore(Steps):
@@ -34,24 +38,42 @@ class MemoryStore(Steps):
         queue = self.queue(task.key)
         if queue.settings.bound_to:
             return self._fan_out(task, queue, now)
-        answer = self._known_or_refused(task, queue, now)
-        return answer or self._take_in(task, queue, now)
+        found = self._look_up(task, queue, now)
+        return found if isinstance(found, Confirmation) else self._store(task, queue, now, found)
 
-    def _known_or_refused(self, task: Task, queue: QueueState, now: float) -> Confirmation | None:
+    def _look_up(
+        self, task: Task, queue: QueueState, now: float
+    ) -> Confirmation | TaskRecord | None:
+        """Return the answer to a publish that changes nothing, the record to replace, or ``None`` for a new task."""
         known = queue.records.get(task.id)
         status = known and known.recognise(task, now, queue.settings.dedupe_window)
-        if status:
+        if known and status:
+            if known.replaced is not None:
+                return confirmation_of(task, status, known)
             return Confirmation(key=task.key, task_id=task.id, status=status)
+        if task.unique is not None:
+            found = meet(task, queue.unique.holders(task.unique.key, now), now)
+            if found is not None:
+                return found
         if queue.bounded:
             of_tenant = 0 if queue.fair is None else queue.fair.fresh(task.tenant)
             return refusal(task, queue.settings, queue.fresh, of_tenant)
         return None
 
-    def _take_in(self, task: Task, queue: QueueState, now: float) -> Confirmation:
+    def _store(
+        self, task: Task, queue: QueueState, now: float, holder: TaskRecord | None
+    ) -> Confirmation:
+        """Store a task, or give its contents to the ``holder`` of its unique key."""
+        if holder is not None:
+            self._replace(holder, task, now)
+            return confirmation_of(task, Published.REPLACED, holder)
         position = queue.states[State.WAITING]
-        record = self._begin(TaskRecord(queue=queue, task=task))
-        if task.not_before is not None and task.not_before > now:
-            self._schedule(record, task.not_before, "published")
+        record, at = self._begin(TaskRecord(queue=queue, task=task)), task.not_before
+        if task.unique is not None:
+            record.published_at = now
+            at = task.unique.due_at(at, now, now)
+        if at is not None and at > now:
+            self._schedule(record, at, "published")
         else:
             self._make_available(record, "published")
         return Confirmation(
@@ -62,25 +84,60 @@ class MemoryStore(Steps):
         """Store a copy of a task in all queues to which its queue is bound; in none if one of them cannot accept it."""
         copies = {key: structs.replace(task, key=key) for key in queue.settings.bound_to}
         self.forget(2 * len(copies))
+        found = {key: self._look_up(copy, self.queue(key), now) for key, copy in copies.items()}
         answers = {
-            key: self._known_or_refused(copy, self.queue(key), now) for key, copy in copies.items()
+            answer.status: answer
+            for answer in found.values()
+            if isinstance(answer, Confirmation) and answer.code is not Refusal.NOT_UNIQUE
         }
-        fields = {answer.status: answer for answer in answers.values() if answer is not None}
-        refused = fields.get(Published.REFUSED)
-        if Published.CONFLICT in fields:
-            status = Published.CONFLICT
-        elif all(answers.values()) and refused is None:
-            status = Published.DUPLICATE
-        elif refused is not None or (refused := refusal(task, queue.settings, 0)):
+        if conflict := answers.get(Published.CONFLICT):
+            return structs.replace(conflict, key=task.key)
+        refused = answers.get(Published.REFUSED)
+        if refused is None and None in found.values():
+            refused = refusal(task, queue.settings, 0)
+        if refused is not None:
             self.leave(self.queue(key) for key in copies)
             reason = f"queue {refused.key!r}: {refused.reason}"
             return structs.replace(refused, key=task.key, reason=reason)
+        # With a unique key, each queue decides for itself.
+        given = [
+            answer
+            if isinstance(answer, Confirmation)
+            else self._store(copies[key], self.queue(key), now, answer)
+            for key, answer in found.items()
+        ]
+        best = min(given, key=lambda answer: _PREFERRED.index(answer.status))
+        return structs.replace(best, key=task.key, position=None)
+
+    def _replace(self, record: TaskRecord, task: Task, now: float) -> None:
+        """Give a task that was never delivered the contents and the time of another one, whose id is remembered."""
+        queue, before = record.queue, record.task
+        at = task.not_before
+        if task.unique is not None:
+            at = task.unique.due_at(at, now, record.published_at)
+        at = at if at is not None and at > now else None
+        lane = (task.priority, task.tenant, task.ordering_key)
+        keeps_place = at is None and record.state is State.WAITING
+        if keeps_place and lane == (before.priority, before.tenant, before.ordering_key):
+            record.replace(task)
+            record.updated_at = now
+            self._note(record, "replaced")
         else:
-            for key, copy in copies.items():
-                if answers[key] is None:
-                    self._take_in(copy, self.queue(key), now)
-            status = Published.ACCEPTED
-        return Confirmation(key=task.key, task_id=task.id, status=status)
+            self._take_out(record)
+            record.replace(task)
+            if queue.fair is not None:
+                queue.fair.attach(record)
+            if at is None:
+                self._make_available(record, "replaced")
+            else:
+                self._schedule(record, at, "replaced")
+            if before.ordering_key is not None and (
+                at is not None or task.ordering_key != before.ordering_key
+            ):
+                self._pass_key_on(record, before.ordering_key)
+        if task.deadline is not None:
+            self.timers.deadlines.add(task.deadline, record, record.seq)
+        self._remember(TaskRecord(queue=queue, task=task, replaced=record.task.id), now)
 
     def retry(
         self,
@@ -95,7 +152,7 @@ class MemoryStore(Steps):
     ) -> Confirmation:
         """Schedule the next attempt of a task. A second call with the same token has no effect."""
         check_time("at", at)
-        error = error and error[: LIMITS.text]
+        error, now = error and error[: LIMITS.text], self.clock.now()
         queue = self.queue(task.key)
         record = queue.records.get(task.id) or TaskRecord(queue=queue, task=task)
         token = record.retry_token(token, settles)
@@ -106,8 +163,14 @@ class MemoryStore(Steps):
         worker = record.owner.consumer if record.owner else None
         self._end_receipt(record, "retry" if settles else None, revoke=settles is None)
         if not record.live and record.state is not State.DEAD:
-            record = self._begin(structs.replace(record, task=task, digest=None, state=None))
-        record.retry(token, error, self.clock.now(), traceback=traceback, free=free)
+            record = self._begin(
+                structs.replace(
+                    record, task=task, digest=None, replaced=None, published_at=now, state=None
+                )
+            )
+        elif record.state is State.DEAD:
+            queue.unique.add(record)
+        record.retry(token, error, now, traceback=traceback, free=free)
         queue.retried += 1
         self._schedule(record, at, "retried", worker=worker, error=error)
         return Confirmation(key=task.key, task_id=task.id, status=Published.ACCEPTED)
@@ -197,6 +260,7 @@ class MemoryStore(Steps):
     def redrive(self, record: TaskRecord) -> None:
         """Make a dead letter available again, at the end of its lane."""
         record.redrive()
+        record.queue.unique.add(record)
         self._make_available(record, "redriven")
 
     def discard(self, record: TaskRecord) -> None:
@@ -223,7 +287,8 @@ class MemoryStore(Steps):
     def expire(self) -> Iterator[Expired]:
         """End and yield up to `_CHUNK` live entries that are past their deadline."""
         for record in self.timers.deadlines.take(self.clock.now(), _CHUNK):
-            if record.live:
+            deadline = record.task.deadline  # other contents may have another deadline
+            if record.live and deadline is not None and deadline <= self.clock.now():
                 yield self._expire(record)
 
     def forget(self, chunk: int = _CHUNK) -> int:
@@ -238,6 +303,7 @@ class MemoryStore(Steps):
                 ends.add(until, record, record.seq)
             else:
                 del record.queue.records[record.task.id]
+                record.queue.unique.remove(record)
                 gone += 1
         return gone
 

@@ -29,7 +29,9 @@ _OUTAGE_SECONDS = 1.0
 class RedisBackend:
     """Backend on Redis or Valkey. It works in one event loop at a time."""
 
-    capabilities = Capabilities(names=frozenset(Capability), shared=True, durable=True)
+    capabilities = Capabilities(
+        names=frozenset(Capability) - {Capability.UNIQUE}, shared=True, durable=True
+    )
 
     def __init__(
         self, *, clock: Clock | None = None, settings: RedisSettings | None = None

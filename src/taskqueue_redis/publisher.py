@@ -9,7 +9,7 @@ from itertools import islice
 
 import msgspec
 
-from taskqueue_core.authoring.helpers import check_size, checked_keys, refusal
+from taskqueue_core.authoring.helpers import check_size, checked_keys, refusal, reject_unique_keys
 from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.errors import (
     BackendUnavailable,
@@ -49,6 +49,7 @@ class RedisPublisher:
         if len(tasks) > 1:
             check_size("tasks", tasks)
         self._context.ensure_open()
+        reject_unique_keys(tasks)
         if not self._scripts.promises_checked:
             await self._scripts.check_promises()
         if not tasks:

@@ -9,6 +9,7 @@ from taskqueue_core.authoring.helpers import (
     SubscriptionBase,
     checked_settings,
     reject_ordering_keys,
+    reject_unique_keys,
 )
 from taskqueue_core.backend import Capabilities, Capability, Publisher
 from taskqueue_core.capabilities import Control, DeadLetters, Durability, QueueSettings
@@ -181,6 +182,8 @@ class _LesserPublisher(FacadePublisher):
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         if Capability.ORDERING_KEYS not in self.facade.capabilities.names:
             reject_ordering_keys(tasks)
+        if Capability.UNIQUE not in self.facade.capabilities.names:
+            reject_unique_keys(tasks)
         return await super().publish(*tasks)
 
 

@@ -34,7 +34,9 @@ from taskqueue_core.tasks import QueueStats, Received, WorkerInfo
 from tests.conformance.shared_store import Life, SharedStore
 
 CAPABILITIES = Capabilities(
-    names=frozenset({Capability.DEAD_LETTERS, Capability.CONTROL, Capability.FLOW}),
+    names=frozenset(
+        {Capability.DEAD_LETTERS, Capability.CONTROL, Capability.FLOW, Capability.UNIQUE}
+    ),
     shared=True,
     durable=True,
 )

@@ -21,7 +21,8 @@ from taskqueue_core.tasks import State
 _SCHEMA = """
 BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS records (
-    key TEXT, id TEXT, state TEXT, priority INTEGER, seq INTEGER, due REAL, alarm REAL, owner INTEGER, record BLOB,
+    key TEXT, id TEXT, state TEXT, priority INTEGER, seq INTEGER, due REAL, alarm REAL, owner INTEGER, unique_key TEXT,
+    record BLOB,
     PRIMARY KEY (key, id)
 );
 CREATE INDEX IF NOT EXISTS lanes ON records (key, priority DESC, seq) WHERE state = 'waiting';
@@ -29,6 +30,7 @@ CREATE INDEX IF NOT EXISTS states ON records (key, state, seq);
 CREATE INDEX IF NOT EXISTS dues ON records (key, due, seq) WHERE due IS NOT NULL;
 CREATE INDEX IF NOT EXISTS alarms ON records (alarm, seq) WHERE alarm IS NOT NULL;
 CREATE INDEX IF NOT EXISTS owners ON records (owner) WHERE owner IS NOT NULL;
+CREATE INDEX IF NOT EXISTS sharing ON records (key, unique_key, seq) WHERE unique_key IS NOT NULL;
 CREATE INDEX IF NOT EXISTS places ON records (seq);
 CREATE TABLE IF NOT EXISTS counters (key TEXT, name TEXT, value INTEGER, PRIMARY KEY (key, name));
 CREATE TABLE IF NOT EXISTS settings (key TEXT PRIMARY KEY, value TEXT);
@@ -148,9 +150,15 @@ class SharedStore(RecordStore):
     def save(self, record: Record) -> None:
         task = record.task
         self._write(
-            "REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             *(task.key, task.id, record.state, task.priority, record.seq),
-            *(record.due, record.alarm, record.owner, msgspec.msgpack.encode(record)),
+            *(
+                record.due,
+                record.alarm,
+                record.owner,
+                record.unique_key,
+                msgspec.msgpack.encode(record),
+            ),
         )
 
     def drop(self, record: Record) -> None:
@@ -178,6 +186,10 @@ class SharedStore(RecordStore):
     def in_state(self, key: str, state: State, limit: int, after: int = 0) -> list[Record]:
         page = "key = ? AND state = ? AND seq > ? ORDER BY seq LIMIT ?"
         return self._select(page, key, state, after, limit)
+
+    def sharing(self, key: str, unique_key: str, limit: int) -> list[Record]:
+        page = "key = ? AND unique_key = ? ORDER BY seq DESC LIMIT ?"
+        return self._select(page, key, unique_key, limit)
 
     def due(self, key: str, until: float, limit: int) -> list[Record]:
         return self._select("key = ? AND due <= ? ORDER BY due, seq LIMIT ?", key, until, limit)

@@ -172,7 +172,7 @@ async def test_missing_overrides() -> None:
         ),
         (
             Capabilities(names=frozenset(Capability), shared=True),
-            r"slots, atomic_retry, shared; its backend declares .*slots, atomic_retry: set",
+            r"slots, unique, atomic_retry, shared; its backend declares .*slots, unique, atomic_retry: set",
         ),
     ],
 )

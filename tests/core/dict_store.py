@@ -28,6 +28,7 @@ class Row(NamedTuple):
     due: float | None
     alarm: float | None
     owner: int | None
+    unique_key: str | None
     record: bytes
 
 
@@ -116,6 +117,7 @@ class DictStore(RecordStore):
             record.due,
             record.alarm,
             record.owner,
+            record.unique_key,
             msgspec.msgpack.encode(record),
         )
 
@@ -137,6 +139,13 @@ class DictStore(RecordStore):
         return self._find(
             lambda row: (row.key, row.state) == (key, state) and row.seq > after, "seq", limit=limit
         )
+
+    def sharing(self, key: str, unique_key: str, limit: int) -> Sequence[Record]:
+        """Return the records of a queue with a unique key, the last one first, by scanning all rows."""
+        rows = self._find(
+            lambda row: (row.key, row.unique_key) == (key, unique_key), "seq", limit=None
+        )
+        return rows[::-1][:limit]
 
     def due(self, key: str, until: float, limit: int) -> Sequence[Record]:
         """Return records of a queue that are due by a time, by scanning all rows."""

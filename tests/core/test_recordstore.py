@@ -40,7 +40,9 @@ class TestRecordStore(BackendSuite):
     """G6: a `RecordBackend` on any store that implements `RecordStore` passes the conformance kit."""
 
     capabilities = Capabilities(
-        names=frozenset({Capability.DEAD_LETTERS, Capability.CONTROL, Capability.FLOW}),
+        names=frozenset(
+            {Capability.DEAD_LETTERS, Capability.CONTROL, Capability.FLOW, Capability.UNIQUE}
+        ),
         durable=True,
     )
     max_examples = 25

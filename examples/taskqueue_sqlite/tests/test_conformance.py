@@ -21,7 +21,9 @@ class TestSQLite(BackendSuite):
     """The conformance tests for a backend whose records survive the process."""
 
     capabilities = Capabilities(
-        names=frozenset({Capability.DEAD_LETTERS, Capability.CONTROL, Capability.FLOW}),
+        names=frozenset(
+            {Capability.DEAD_LETTERS, Capability.CONTROL, Capability.FLOW, Capability.UNIQUE}
+        ),
         durable=True,
     )
 

@@ -6,14 +6,20 @@ itself updates lanes, counters and indexes. See `docs/writing-a-backend.md`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import TypeVar
+
 import msgspec
 
 from taskqueue_core.limits import LIMITS, clean_traceback
 from taskqueue_core.tasks import (
+    Confirmation,
     DeadLetter,
     Delivery,
     Failure,
     Published,
+    Refusal,
     Settled,
     State,
     Task,
@@ -61,6 +67,12 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
     result_until: float = 0.0
     counted: bool = False
     """whether the task counts against the queue's capacity"""
+    digest: bytes | None = None
+    """digest of the payload by which the id is recognised, if that is another one than the task's"""
+    published_at: float = 0.0
+    """time of the publish that stored the task, if the task has a unique key"""
+    replaced: str | None = None
+    """id of the task that has got the contents of this one, which was never stored: the entry only remembers its id"""
 
     @property
     def live(self) -> bool:
@@ -84,11 +96,42 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         """
         if self.ended and now >= self.updated_at + window:
             return None
-        return Published.DUPLICATE if self.is_of(task.payload) else Published.CONFLICT
+        if not self.is_of(task.payload):
+            return Published.CONFLICT
+        return Published.DUPLICATE if self.replaced is None else Published.REPLACED
 
     def is_of(self, payload: bytes) -> bool:
-        """Return whether the task has this payload. Backends that delete the payloads of ended tasks override this."""
-        return self.task.payload == payload
+        """Return whether the task was published with this payload, even if only a digest of the payload is kept."""
+        if self.digest is None:
+            return self.task.payload == payload
+        return self.digest == digest_of(payload)
+
+    def holds(self, now: float) -> bool:
+        """Return whether the task holds its unique key."""
+        unique = self.task.unique
+        if unique is None or self.replaced is not None:
+            return False
+        if now < self.period_end:
+            return True
+        return self.replaceable if unique.until == "started" else self.live
+
+    @property
+    def period_end(self) -> float:
+        """The time until which the task holds its unique key whatever becomes of it; 0 if there is no such time."""
+        unique = self.task.unique
+        if unique is None or unique.period is None or self.replaced is not None:
+            return 0.0
+        return self.published_at + unique.period
+
+    @property
+    def replaceable(self) -> bool:
+        """Whether the task may be given other contents: it waits or is scheduled, and was never delivered."""
+        return self.state in _AT_REST and not self.handed_out
+
+    def replace(self, task: Task) -> None:
+        """Give the task the contents of another one, but not its id. The caller updates the state and its indexes."""
+        self.digest = self.digest or digest_of(self.task.payload)
+        self.task = msgspec.structs.replace(task, id=self.task.id)
 
     def recount(self) -> int:
         """Update `counted`, and return the change in the number of tasks that count against the capacity: -1, 0 or 1.
@@ -249,3 +292,46 @@ def error_of(state: State, reason: str | None, last_failure: Failure | None) -> 
         return reason
     shown = state.live or state is State.DEAD
     return last_failure.error if last_failure and shown else None
+
+
+E = TypeVar("E", bound=Entry)
+
+
+def digest_of(payload: bytes) -> bytes:
+    """Return the digest of a payload that is kept instead of it."""
+    return blake2b(payload, digest_size=16).digest()
+
+
+def meet(task: Task, entries: Iterable[E], now: float) -> Confirmation | E | None:
+    """Decide by its unique key what the publish of a task does.
+
+    ``entries`` are those of the queue whose tasks have the key. Return ``None`` if the task is to be stored; the entry
+    to `Entry.replace`; or else the answer, and nothing changes. First look for the id, and afterwards for room.
+    """
+    holders = [entry for entry in entries if entry.holds(now)]
+    if task.unique is None or not holders:
+        return None
+    if task.unique.on_conflict == "replace":
+        holders.sort(key=lambda entry: (not entry.replaceable, now >= entry.period_end))
+        if holders[0].replaceable:
+            return holders[0]
+        if now >= holders[0].period_end:  # all of them were delivered
+            return None
+    if task.unique.on_conflict != "refuse":
+        return confirmation_of(task, Published.DUPLICATE, holders[0])
+    existing = holders[0].task.id
+    return Confirmation(
+        key=task.key,
+        task_id=task.id,
+        status=Published.REFUSED,
+        code=Refusal.NOT_UNIQUE,
+        reason=f"the task {existing!r} holds the unique key",
+        existing_id=existing,
+    )
+
+
+def confirmation_of(task: Task, status: Published, entry: Entry) -> Confirmation:
+    """Return the answer to the publish of a task that was not stored, because of the unique key of ``entry``."""
+    return Confirmation(
+        key=task.key, task_id=task.id, status=status, existing_id=entry.replaced or entry.task.id
+    )

@@ -11,7 +11,13 @@ from typing import NamedTuple, Protocol, Self, overload
 
 from taskqueue_core.capabilities import Durability, QueueSettings
 from taskqueue_core.clock import Clock
-from taskqueue_core.errors import InvalidInput, LeaseLost, QueueInUse, SubscriptionClosed
+from taskqueue_core.errors import (
+    CapabilityMissing,
+    InvalidInput,
+    LeaseLost,
+    QueueInUse,
+    SubscriptionClosed,
+)
 from taskqueue_core.limits import LIMITS, check_json, check_name
 from taskqueue_core.rate_limit import Bucket
 from taskqueue_core.tasks import (
@@ -244,6 +250,16 @@ def reject_ordering_keys(tasks: Iterable[Task]) -> None:
         if task.ordering_key is not None:
             raise InvalidInput(
                 "ordering_key", "a key", "none, because this backend does not support ordering keys"
+            )
+
+
+def reject_unique_keys(tasks: Iterable[Task]) -> None:
+    """Raise `CapabilityMissing` if a task has a unique key. Backends without ``unique`` call it in `publish`."""
+    for task in tasks:
+        if task.unique is not None:
+            raise CapabilityMissing(
+                f"the task {task.id!r} has a unique key, and the backend does not have the capability 'unique': "
+                "publish it without the key, or use a backend that has the capability"
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from taskqueue_core.authoring.entries import confirmation_of, meet
 from taskqueue_core.authoring.helpers import (
     answer,
     check_size,
@@ -20,7 +21,7 @@ from taskqueue_core.recordstore.control import RecordControl, RecordDeadLetters
 from taskqueue_core.recordstore.notify import RecordRoomSignal
 from taskqueue_core.recordstore.store import Record, RecordStore
 from taskqueue_core.recordstore.subscription import RecordSubscription
-from taskqueue_core.recordstore.transitions import Transitions
+from taskqueue_core.recordstore.transitions import STEP, Transitions
 from taskqueue_core.tasks import Confirmation, Delivery, Health, Published, Settled, State, Task
 
 
@@ -44,12 +45,26 @@ class RecordPublisher:
         settings = transitions.store.settings(task.key)
         record = transitions.find(task.key, task.id, now)
         if record and (known := record.recognise(task, now, settings.dedupe_window)):
+            if record.replaced is not None:
+                return confirmation_of(task, known, record)
             return _confirmation(task, known)
+        if task.unique is not None:
+            found = meet(task, transitions.store.sharing(task.key, task.unique.key, STEP), now)
+            if isinstance(found, Record):
+                transitions.replace(found, task, now)
+                return confirmation_of(task, Published.REPLACED, found)
+            if found is not None:
+                return found
         if settings.capacity is not None or settings.intake_paused or settings.moved_to:
             refused = refusal(task, settings, transitions.store.counters(task.key)["fresh"])
             if refused is not None:
                 return refused
-        record = Record(task=task, at=task.not_before or now)
+        due = (
+            task.not_before
+            if task.unique is None
+            else task.unique.due_at(task.not_before, now, now)
+        )
+        record = Record(task=task, at=due or now, published_at=now if task.unique else 0.0)
         transitions.move(record, State.SCHEDULED if record.at > now else State.WAITING, now)
         return _confirmation(task, Published.ACCEPTED)
 
@@ -78,7 +93,9 @@ class RecordPublisher:
                     answer([Settled.LEASE_LOST])
                 record.settle("retry")
             if record.ended:  # the retry of an ended task creates a new entry
-                record.task, record.state = task, None
+                record.task, record.state, record.digest, record.replaced = task, None, None, None
+            if record.state is None:
+                record.published_at = now
             record.retry(used, encodable(error), now, traceback=traceback, free=free)
             record.at = at
             self._transitions.store.count(task.key, "retried")
@@ -91,7 +108,7 @@ def _confirmation(task: Task, status: Published) -> Confirmation:
 
 
 class RecordBackend:
-    """A backend on a `RecordStore`, with the capabilities ``dead_letters``, ``control`` and ``flow``.
+    """A backend on a `RecordStore`, with the capabilities ``dead_letters``, ``control``, ``flow`` and ``unique``.
 
     The first call that uses the store opens it. ``durable`` means that confirmed tasks survive the end of the process
     and a power failure; if it is set, queue settings may require any durability up to `Durability.DISK`.
@@ -99,7 +116,9 @@ class RecordBackend:
 
     def __init__(self, name: str, store: RecordStore, clock: Clock, *, durable: bool) -> None:
         self.capabilities = Capabilities(
-            names=frozenset({Capability.DEAD_LETTERS, Capability.CONTROL, Capability.FLOW}),
+            names=frozenset(
+                {Capability.DEAD_LETTERS, Capability.CONTROL, Capability.FLOW, Capability.UNIQUE}
+            ),
             durable=durable,
         )
         self._name = name

@@ -132,7 +132,9 @@ class RecordControl:
     async def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:
         with self._transitions.step() as now:
             records = [self._transitions.find(key, task_id, now) for task_id in task_ids]
-        return tuple(record.status if record else None for record in records)
+        return tuple(
+            record.status if record and record.replaced is None else None for record in records
+        )
 
     async def results(self, key: str, *task_ids: str) -> tuple[bytes | None, ...]:
         with self._transitions.step() as now:

@@ -38,6 +38,14 @@ class Record(Entry, kw_only=True, eq=False):
         return None if self.task.deadline is not None and self.task.deadline <= end else end
 
     @property
+    def unique_key(self) -> str | None:
+        """The unique key that the task may hold; ``None`` if it holds none until the record is saved again."""
+        unique = self.task.unique
+        if unique is None or self.replaced is not None:
+            return None
+        return unique.key if self.live or self.updated_at < self.period_end else None
+
+    @property
     def alarm(self) -> float | None:
         """The next time at which the task becomes due, is lost, expires or can be deleted; ``None`` means never."""
         if self.ended:
@@ -95,7 +103,7 @@ class RecordStore(ABC):
         """Write a record, which replaces an earlier record of the same task.
 
         The look-ups use the task's ``key``, ``id`` and ``priority``, and the record's ``state``, ``seq``, ``due``,
-        ``alarm`` and ``owner``.
+        ``alarm``, ``owner`` and ``unique_key``.
         """
 
     @abstractmethod
@@ -115,6 +123,10 @@ class RecordStore(ABC):
 
         The records are sorted by ``seq``.
         """
+
+    @abstractmethod
+    def sharing(self, key: str, unique_key: str, limit: int) -> Sequence[Record]:
+        """Return up to ``limit`` records of a key that have this ``unique_key``, the highest ``seq`` first."""
 
     @abstractmethod
     def due(self, key: str, until: float, limit: int) -> Sequence[Record]:

@@ -16,7 +16,7 @@ from taskqueue_core.errors import BackendUnavailable, TaskQueueError
 from taskqueue_core.rate_limit import bucket_after
 from taskqueue_core.recordstore.notify import ByKey, Hints, RecordRoomSignal
 from taskqueue_core.recordstore.store import Record, RecordStore
-from taskqueue_core.tasks import State
+from taskqueue_core.tasks import State, Task
 
 STEP = 500
 """number of records after which a long change continues in another step, because a step blocks the event loop"""
@@ -116,7 +116,8 @@ class Transitions:
             record.receipt = record.owner = None
         if record.ended:
             retained = now if record.result is None else record.result_until
-            record.forget_at = max(now + self.store.settings(key).dedupe_window, retained)
+            window = self.store.settings(key).dedupe_window
+            record.forget_at = max(now + window, retained, record.period_end)
         elif state is State.WAITING:
             self.hints.waiting.add(key)
             self._news.add(key)
@@ -124,6 +125,24 @@ class Transitions:
             self.hints.note_due(key, record.due)
             self._news.add(key)
         self.store.save(record)
+
+    def replace(self, record: Record, task: Task, now: float) -> None:
+        """Give a task that was never delivered the contents and the time of another one, whose id is remembered."""
+        unique, key = task.unique, task.key
+        at = unique.due_at(task.not_before, now, record.published_at) if unique else None
+        record.replace(task)
+        if at is not None and at > now:
+            record.at = at
+            self.move(record, State.SCHEDULED, now)
+        elif record.state is State.SCHEDULED:
+            self.move(record, State.WAITING, now)
+        else:  # it keeps its place
+            record.updated_at = now
+            self.store.save(record)
+        window = self.store.settings(key).dedupe_window
+        remembered = Record(task=task, state=State.DISCARDED, replaced=record.task.id)
+        remembered.updated_at, remembered.forget_at = now, now + window
+        self.store.save(remembered)
 
     def take_back(self, record: Record, now: float, *, lost: bool) -> None:
         """Release a delivery. If it was ``lost``, and its task was lost too often, the task becomes a dead letter."""

@@ -17,7 +17,7 @@ from taskqueue_core.rate_limit import Bucket
 from taskqueue_core.recordstore import Record, RecordStore
 from taskqueue_core.tasks import State
 
-_FORMAT = 2
+_FORMAT = 3
 _FAULTS = (sqlite3.Error, msgspec.DecodeError, ValidationError)
 _FOUND = "SELECT user_version, (SELECT count(*) FROM sqlite_master) FROM pragma_user_version"
 _OPEN = """
@@ -35,6 +35,7 @@ CREATE TABLE records (
     due REAL,
     alarm REAL,
     owner INTEGER,
+    unique_key TEXT,
     record BLOB NOT NULL,
     PRIMARY KEY (key, id)
 );
@@ -43,6 +44,7 @@ CREATE INDEX states ON records (key, state, seq);
 CREATE INDEX dues ON records (key, due, seq) WHERE due IS NOT NULL;
 CREATE INDEX alarms ON records (alarm, seq) WHERE alarm IS NOT NULL;
 CREATE INDEX owners ON records (owner) WHERE owner IS NOT NULL;
+CREATE INDEX sharing ON records (key, unique_key, seq) WHERE unique_key IS NOT NULL;
 CREATE INDEX places ON records (seq);
 CREATE TABLE counters (
     key TEXT NOT NULL,
@@ -151,7 +153,7 @@ class SQLiteStore(RecordStore):
     def save(self, record: Record) -> None:
         """Insert or replace the record of a task."""
         self._run(
-            "REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             record.task.key,
             record.task.id,
             record.state,
@@ -160,6 +162,7 @@ class SQLiteStore(RecordStore):
             record.due,
             record.alarm,
             record.owner,
+            record.unique_key,
             msgspec.msgpack.encode(record),
         )
 
@@ -176,6 +179,11 @@ class SQLiteStore(RecordStore):
         """Return the next records in a state, ordered by position."""
         page = "key = ? AND state = ? AND seq > ? ORDER BY seq LIMIT ?"
         return self._select(page, key, state, after, limit)
+
+    def sharing(self, key: str, unique_key: str, limit: int) -> list[Record]:
+        """Return the records with a unique key, the last one first."""
+        page = "key = ? AND unique_key = ? ORDER BY seq DESC LIMIT ?"
+        return self._select(page, key, unique_key, limit)
 
     def due(self, key: str, until: float, limit: int) -> list[Record]:
         """Return the records of a key that are due, earliest first."""
