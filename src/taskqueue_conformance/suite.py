@@ -39,6 +39,7 @@ from taskqueue_conformance.suites.retry import RetrySuite
 from taskqueue_conformance.suites.revocation import RevocationSuite
 from taskqueue_conformance.suites.room_signal import RoomSuite
 from taskqueue_conformance.suites.schedule import ScheduleSuite
+from taskqueue_conformance.suites.schedule_fires import ScheduleFiresSuite
 from taskqueue_conformance.suites.settle import SettleSuite
 from taskqueue_conformance.suites.tenants import TenantsSuite
 from taskqueue_conformance.suites.tracking import TrackingSuite
@@ -87,6 +88,7 @@ class BackendSuite(
     DeadLettersSuite,
     ExpireSuite,
     RetrySuite,
+    ScheduleFiresSuite,
     ScheduleSuite,
     WaitingSuite,
     ClosingSuite,

@@ -164,6 +164,8 @@ class Capability(StrEnum):
     """decides by the unique key of a task, in the step of its publish, whether it is stored"""
     SLOTS = "slots"
     """leases the slots of endpoints to dispatchers"""
+    SCHEDULES = "schedules"
+    """keeps schedules, and publishes the task of each instant exactly once"""
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):

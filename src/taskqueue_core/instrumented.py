@@ -21,15 +21,19 @@ from taskqueue_core.capabilities import (
     Control,
     DeadLettering,
     DeadLetters,
+    Fire,
+    Fired,
     Handover,
     HasControl,
     HasDeadLetters,
+    HasSchedules,
     HasSlots,
     LongPolling,
     Maintained,
     QueueSettings,
     Revocation,
     RoomSignals,
+    Schedules,
     SlotPool,
 )
 from taskqueue_core.errors import LeaseLost
@@ -78,6 +82,11 @@ class InstrumentedBackend:
     @property
     def slots(self) -> SlotPool:
         return cast("HasSlots", self.inner).slots
+
+    @property
+    def schedules(self) -> Schedules:
+        """The ``schedules`` of the wrapped backend, with hooks for the tasks that they publish."""
+        return InstrumentedSchedules(cast("HasSchedules", self.inner).schedules, self.hooks)
 
     @property
     def fault(self) -> str | None:
@@ -260,6 +269,28 @@ class InstrumentedSubscription(SubscriptionBase):
 
 def _tasks(deliveries: Sequence[Delivery]) -> list[Task]:
     return [delivery.task for delivery in deliveries]
+
+
+class InstrumentedSchedules:
+    """A ``schedules`` that fires the hook of published tasks."""
+
+    def __init__(self, inner: Schedules, hooks: Hooks) -> None:
+        self._inner = inner
+        self._hooks = hooks
+        self.put = inner.put
+        self.get = inner.get
+        self.list = inner.list
+        self.delete = inner.delete
+        self.due = inner.due
+        self.signal = inner.signal
+
+    async def fire(self, *fires: Fire) -> tuple[Fired, ...]:
+        done = await self._inner.fire(*fires)
+        for fire, fired in zip(fires, done, strict=True):
+            if fired.confirmations:
+                tasks = [run.task for run in fire.runs[: len(fired.confirmations)]]
+                self._hooks.fire("published", tasks=tasks, confirmations=fired.confirmations)
+        return done
 
 
 class InstrumentedControl:

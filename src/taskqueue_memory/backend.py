@@ -16,6 +16,7 @@ from taskqueue_core.tasks import Confirmation, Delivery, Health, Task
 from taskqueue_memory.control import MemoryControl, MemoryDeadLetters
 from taskqueue_memory.journal import MemoryJournal
 from taskqueue_memory.room_signal import MemoryRoomSignal
+from taskqueue_memory.schedules import MemorySchedules
 from taskqueue_memory.slots.pool import MemorySlots
 from taskqueue_memory.subscription import MemorySubscription
 from taskqueue_memory.transitions import MemoryStore
@@ -84,6 +85,7 @@ class MemoryBackend:
         self.control = MemoryControl(self._store)
         self.dead_letters = MemoryDeadLetters(self._store)
         self.slots = MemorySlots(self._store.clock)
+        self.schedules = MemorySchedules(self._store)
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> MemorySubscription:
         check_name("consumer", consumer)

@@ -30,7 +30,9 @@ class RedisBackend:
     """Backend on Redis or Valkey. It works in one event loop at a time."""
 
     capabilities = Capabilities(
-        names=frozenset(Capability) - {Capability.UNIQUE}, shared=True, durable=True
+        names=frozenset(Capability) - {Capability.SCHEDULES, Capability.UNIQUE},
+        shared=True,
+        durable=True,
     )
 
     def __init__(

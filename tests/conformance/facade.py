@@ -57,6 +57,10 @@ class FacadePublisher(Part):
         return await self.inner.schedule_retry(task, at, **options)
 
 
+class FacadeSchedules(Part):
+    """Schedules that forward to the memory backend."""
+
+
 class FacadeControl(Part):
     """A control that forwards to the memory backend."""
 
@@ -119,6 +123,7 @@ class Facade:
     control_type: type[FacadeControl] = FacadeControl
     dead_letters_type: type[FacadeDeadLetters] = FacadeDeadLetters
     slots_type: type[FacadeSlots] = FacadeSlots
+    schedules_type: type[FacadeSchedules] = FacadeSchedules
 
     def __init__(self, clock: ManualClock, inner: MemoryBackend | None = None) -> None:
         """Forward to ``inner``, which several facades can share, or to a new memory backend."""
@@ -133,6 +138,7 @@ class Facade:
         self.control = self.control_type(self.inner.control, self)
         self.dead_letters = self.dead_letters_type(self.inner.dead_letters, self)
         self.slots = self.slots_type(self.inner.slots, self)
+        self.schedules = self.schedules_type(self.inner.schedules, self)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -167,6 +173,7 @@ _PARTS: dict[str, type[Part | FacadeSubscription]] = {
     "control_type": FacadeControl,
     "dead_letters_type": FacadeDeadLetters,
     "slots_type": FacadeSlots,
+    "schedules_type": FacadeSchedules,
 }
 
 

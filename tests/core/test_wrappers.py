@@ -16,7 +16,12 @@ from taskqueue_memory import MemoryBackend
 
 _OF_SUBSCRIPTIONS = {"DeadLettering", "Handover", "Revocation"}
 _OF_PUBLISHERS = {"RoomSignals"}
-_OF_ATTRIBUTES = {"Control": "control", "DeadLetters": "dead_letters", "SlotPool": "slots"}
+_OF_ATTRIBUTES = {
+    "Control": "control",
+    "DeadLetters": "dead_letters",
+    "SlotPool": "slots",
+    "Schedules": "schedules",
+}
 _MADE_BY_METHODS = {"RoomSignal"}
 _OF_REMOTE_BACKENDS = {"LongPolling"}
 

@@ -62,7 +62,11 @@ def stored(server: RedisServer, prefix: str) -> int:
 class OnRedis(Harness):
     """Backends on one server, each with a random prefix that separates its keys from others."""
 
-    capabilities = Capabilities(names=frozenset(Capability), shared=True, durable=True)
+    capabilities = Capabilities(
+        names=frozenset(Capability) - {Capability.SCHEDULES, Capability.UNIQUE},
+        shared=True,
+        durable=True,
+    )
     max_examples = histories(12)
     url: str
     """URL of the server, set by a fixture of the subclass"""

@@ -7,6 +7,7 @@ from typing import Protocol, cast
 from taskqueue_core.backend import Backend, Capability, Subscription
 from taskqueue_core.capabilities.control import Control
 from taskqueue_core.capabilities.dead_letters import DeadLetters
+from taskqueue_core.capabilities.schedules import Schedules
 from taskqueue_core.capabilities.slots import SlotPool
 from taskqueue_core.capabilities.subscriptions import DeadLettering, Handover, Revocation
 from taskqueue_core.errors import CapabilityMissing
@@ -34,6 +35,14 @@ class HasSlots(Protocol):
     @property
     def slots(self) -> SlotPool:
         """The pool of slots."""
+
+
+class HasSchedules(Protocol):
+    """A backend with the capability ``schedules``."""
+
+    @property
+    def schedules(self) -> Schedules:
+        """The schedules of all queues."""
 
 
 def has(backend: Backend, capability: Capability) -> bool:
@@ -90,3 +99,9 @@ def slots_of(backend: Backend) -> SlotPool:
     """Return the backend's ``slots`` attribute, or raise `CapabilityMissing`."""
     _require(backend, Capability.SLOTS)
     return cast("HasSlots", backend).slots
+
+
+def schedules_of(backend: Backend) -> Schedules:
+    """Return the backend's ``schedules`` attribute, or raise `CapabilityMissing`."""
+    _require(backend, Capability.SCHEDULES)
+    return cast("HasSchedules", backend).schedules

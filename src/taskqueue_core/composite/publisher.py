@@ -76,7 +76,7 @@ class JointPublisher(ABC):
                 *[renamed(tasks[index], targets[index].key) for index in indexes]
             )
             for index, answer in zip(indexes, confirmations, strict=True):
-                answers[index] = _for_key(answer, tasks[index].key)
+                answers[index] = for_key(answer, tasks[index].key)
         return [index for index in sorted(targets) if answers[index].code is Refusal.MOVED]
 
     async def schedule_retry(
@@ -105,7 +105,7 @@ class JointPublisher(ABC):
             free=free,
             traceback=traceback,
         )
-        return _for_key(confirmation, task.key)
+        return for_key(confirmation, task.key)
 
     async def _part_of(self, task: Task) -> QueuePart:
         """Return the part that has a task or had it last, or else the part that accepts new tasks."""
@@ -117,19 +117,21 @@ class JointPublisher(ABC):
         """Return the part that accepts a new task."""
 
     def room_signal(self, *keys: str) -> RoomSignal:
-        members = self._composite.members
-        return _CombinedSignal([member.backend.publisher for member in members], keys)
+        publishers: list[Any] = [member.backend.publisher for member in self._composite.members]
+        return CombinedSignal(
+            [
+                publisher.room_signal(*keys)
+                for publisher in publishers
+                if hasattr(publisher, "room_signal")
+            ]
+        )
 
 
-class _CombinedSignal:
-    """A `RoomSignal` for queues of several backends: a notification from any of them ends the wait."""
+class CombinedSignal:
+    """A `RoomSignal` of several backends: a notification from any of them ends the wait."""
 
-    def __init__(self, publishers: Sequence[Any], keys: Sequence[str]) -> None:
-        self._signals: list[RoomSignal] = [
-            publisher.room_signal(*keys)
-            for publisher in publishers
-            if hasattr(publisher, "room_signal")
-        ]
+    def __init__(self, signals: Sequence[RoomSignal]) -> None:
+        self._signals = signals
         self._open = AsyncExitStack()
 
     async def wait(self, timeout: float) -> None:
@@ -155,5 +157,6 @@ def by_key(tasks: Sequence[Task], indexes: Iterable[int]) -> dict[str, list[int]
     return groups
 
 
-def _for_key(confirmation: Confirmation, key: str) -> Confirmation:
+def for_key(confirmation: Confirmation, key: str) -> Confirmation:
+    """Return the confirmation with the public name of its queue."""
     return confirmation if confirmation.key == key else structs.replace(confirmation, key=key)

@@ -25,6 +25,7 @@ from taskqueue_core.migration.routing import (
     only_open_side,
     ours,
 )
+from taskqueue_core.migration.schedules import MigratingSchedules
 from taskqueue_core.tasks import Delivery, Health
 
 _MARKS = ("<old>", "<new>")
@@ -65,6 +66,11 @@ class MigratingBackend(CompositeBackend):
         self._natives: dict[str, int] = {}
         self.publisher = MigratingPublisher(self, self.router)
         self.control = MigratingControl(self)
+
+    @property
+    def schedules(self) -> MigratingSchedules:
+        """The schedules of both sides. Raises `CapabilityMissing` unless both sides support them."""
+        return MigratingSchedules(self, self.router)
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> JointSubscription:
         check_name("consumer", consumer)

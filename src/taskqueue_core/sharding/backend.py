@@ -31,6 +31,7 @@ from taskqueue_core.sharding.generations import (
     reject_shard_name,
 )
 from taskqueue_core.sharding.publisher import ShardedPublisher
+from taskqueue_core.sharding.schedules import ShardedSchedules
 from taskqueue_core.sharding.subscription import ShardedSubscription
 from taskqueue_core.tasks import Delivery, Health
 
@@ -50,6 +51,11 @@ class ShardedBackend(CompositeBackend):
         self.publisher = ShardedPublisher(self, self.generations)
         self.control = ShardedControl(self, self.generations)
         self._drained: set[str] = set()
+
+    @property
+    def schedules(self) -> ShardedSchedules:
+        """The schedules of all queues. Raises `CapabilityMissing` unless the store supports them."""
+        return ShardedSchedules(self, self.generations)
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> ShardedSubscription:
         check_name("consumer", consumer)

@@ -81,9 +81,13 @@ def reject_shard_name(field: str, key: str) -> None:
 
 def shard_of(task: Task, shards: int) -> int:
     """Return the number of a task's shard. Tasks with the same ordering key are in the same shard."""
+    return number_of(task.ordering_key or task.id, shards)
+
+
+def number_of(name: str, shards: int) -> int:
+    """Return the number of the shard that a name falls to."""
     if shards == 1:
         return 0
-    name = task.ordering_key or task.id
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest()) % shards
 
 

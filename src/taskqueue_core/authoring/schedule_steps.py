@@ -1,0 +1,89 @@
+"""The steps of the capability ``schedules``, for backends that keep a schedule as one object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import structs
+
+from taskqueue_core.authoring.helpers import check_size
+from taskqueue_core.capabilities.schedules import RECENT, Fire, Fired, Outcome, StoredSchedule
+from taskqueue_core.errors import SettingsConflict
+from taskqueue_core.limits import LIMITS, check_number
+from taskqueue_core.tasks import Confirmation, Published, Task
+
+
+def check_schedule_limit(limit: int) -> None:
+    """Check the ``limit`` of a call that returns schedules. Raises `InvalidInput`."""
+    check_number("limit", limit, 1, LIMITS.batch)
+
+
+def check_fires(fires: tuple[Fire, ...]) -> None:
+    """Check the number of tasks in a call of `Schedules.fire`. Raises `InvalidInput`."""
+    check_size("fires", fires)
+    check_size("runs", [run for fire in fires for run in fire.runs])
+
+
+def check_version(stored: StoredSchedule | None, version: int | None) -> None:
+    """Raise `SettingsConflict` if a version was given, and the stored schedule has another one."""
+    current = stored.version if stored is not None else 0
+    if version is not None and version != current:
+        raise SettingsConflict(
+            f"the schedule has version {current}, not {version}: read it again, and repeat the change"
+        )
+
+
+def put_step(
+    stored: StoredSchedule | None,
+    schedule: StoredSchedule,
+    *,
+    version: int | None,
+    keep_next: bool,
+    new_version: int,
+) -> StoredSchedule:
+    """Return the schedule that a put stores, or ``stored`` itself if it is repeated. Raises `SettingsConflict`."""
+    current = stored.version if stored is not None else 0
+    if stored is not None and version not in (None, current) and stored.spec == schedule.spec:
+        return stored
+    check_version(stored, version)
+    next_at = stored.next_at if stored is not None and keep_next else schedule.next_at
+    recent = stored.recent if stored is not None else schedule.recent
+    return structs.replace(schedule, next_at=next_at, version=new_version, recent=recent)
+
+
+def fire_step(
+    stored: StoredSchedule | None, fire: Fire, publish: Callable[[Task], Confirmation], now: float
+) -> tuple[Fired, StoredSchedule | None]:
+    """Publish the tasks of a plan, and return what was done and the changed schedule; ``None`` if it did not change."""
+    if stored is None or stored.version != fire.version:
+        return Fired(stale=True), None
+    if fire.planned_for is not None and stored.next_at != fire.planned_for:
+        return Fired(stale=True), None
+    answers: list[Confirmation] = []
+    next_at = fire.next_at
+    for run in fire.runs:
+        answers.append(publish(run.task))
+        if answers[-1].status is Published.REFUSED:
+            if len(answers) == 1:
+                return Fired(confirmations=tuple(answers)), None
+            next_at = run.instant
+            break
+    if fire.planned_for is None:
+        next_at = stored.next_at
+    recent = (*stored.recent, *_outcomes(fire, answers, now))[-RECENT:]
+    changed = structs.replace(stored, next_at=next_at, recent=recent)
+    return Fired(confirmations=tuple(answers)), changed
+
+
+def _outcomes(fire: Fire, answers: list[Confirmation], now: float) -> list[Outcome]:
+    """Return what a step records of its instants, oldest first."""
+    skipped = [
+        Outcome(instant=skip.instant, at=now, result=skip.reason, count=skip.count)
+        for skip in fire.skipped
+    ]
+    tried = [
+        Outcome(instant=run.instant, at=now, task_id=run.task.id, result=answer.status.value)
+        for run, answer in zip(fire.runs, answers, strict=False)
+        if answer.status is not Published.REFUSED
+    ]
+    return sorted([*skipped, *tried], key=lambda outcome: outcome.instant)
