@@ -109,11 +109,11 @@ class JointSchedules(ABC):
                 public = self._public(member, schedule)
                 if public is None:
                     continue
-                home = (await self._parts(public.key, public.name))[-1]
-                if home == (member, schedule.key):
+                target = (await self._parts(public.key, public.name))[-1]
+                if target == (member, schedule.key):
                     due.append(public)
                 else:
-                    await self._move(QueuePart(member, schedule.key), schedule, home, public.key)
+                    await self._move(QueuePart(member, schedule.key), schedule, target, public.key)
                     times.append(composite.now())
         due.sort(key=lambda schedule: schedule.next_at or 0.0)
         return Due(schedules=tuple(due), next_at=min(times, default=None))
@@ -138,22 +138,22 @@ class JointSchedules(ABC):
 
     async def _settle(self, key: str, name: str) -> QueuePart:
         """Move a schedule to the part that accepts the tasks of its queue, and return this part."""
-        *others, home = await self._parts(key, name)
+        *others, target = await self._parts(key, name)
         for part in others:
             schedule = await self._of_member[part.member].get(name, key=part.key)
             if schedule is not None:
-                await self._move(part, schedule, home, key)
-        return home
+                await self._move(part, schedule, target, key)
+        return target
 
     async def _move(
-        self, part: QueuePart, schedule: StoredSchedule, home: QueuePart, key: str
+        self, part: QueuePart, schedule: StoredSchedule, target: QueuePart, key: str
     ) -> None:
         """Move a schedule to another part, unless it is there already.
 
         If this is interrupted, the schedule is in both parts, but fires only in the new one.
         """
         await self._close(part, key)
-        to, copy = self._of_member[home.member], structs.replace(schedule, key=home.key)
+        to, copy = self._of_member[target.member], structs.replace(schedule, key=target.key)
         try:
             await to.put(copy, version=0)
         except SettingsConflict:
