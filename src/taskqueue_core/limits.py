@@ -57,6 +57,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """maximum number of characters of a URL"""
     slots: int = 10_000
     """maximum number of slots of one endpoint, and of jobs that one server may run at once"""
+    schedule_name: int = 170
+    """maximum number of characters of the name of a schedule; the id of its task is this name and an instant"""
     document: int = 64 * 1024
     """maximum number of bytes of the JSON document that a slot pool stores for a model"""
 
