@@ -165,7 +165,7 @@ def test_an_interval_never_drifts(thousandths: int, since: float) -> None:
         ("@annually", "0 0 1 1 *"),
     ],
 )
-def test_a_name_stands_for_an_expression(name: str, expression: str) -> None:
+def test_a_name_is_short_for_an_expression(name: str, expression: str) -> None:
     """U13: names such as @daily."""
     assert following(Cron(name), YEAR) == following(Cron(expression), YEAR)
 

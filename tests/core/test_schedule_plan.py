@@ -24,7 +24,8 @@ from taskqueue_core.schedules import (
     scheduled_task,
     text_of,
 )
-from taskqueue_core.schedules.schedule import CatchUp
+from taskqueue_core.schedules.schedule import CatchUp, Overlap
+from taskqueue_core.uniqueness import UniqueKey
 
 MAIL = TaskTemplate.of("mail", {"to": "ada"})
 MINUTE = 60.0
@@ -184,6 +185,19 @@ def test_the_task_of_an_instant_is_the_same_in_each_process() -> None:
     assert task.deadline == task.not_before + 60
     again = Spec.decode(Spec(schedule=schedule).encode()).schedule
     assert scheduled_task(again, 1_774_744_201.5) == task
+
+
+def test_overlap_is_decided_by_a_unique_key() -> None:
+    """U13: skip keeps the earlier task, replace replaces it, wait lets one run and one wait, allow decides nothing."""
+
+    def fields(overlap: Overlap) -> tuple[str | None, UniqueKey | None]:
+        task = scheduled_task(Schedule("s", Every(60), MAIL, overlap=overlap), 60.0)
+        return task.ordering_key, task.unique
+
+    assert fields("skip") == (None, UniqueKey(key="schedule:s"))
+    assert fields("replace") == (None, UniqueKey(key="schedule:s", on_conflict="replace"))
+    assert fields("wait") == ("schedule:s", UniqueKey(key="schedule:s", until="started"))
+    assert fields("allow") == (None, None)
 
 
 @given(st.integers(0, 10**9), st.floats(0.001, 86_400))

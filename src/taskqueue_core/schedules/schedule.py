@@ -14,6 +14,7 @@ from taskqueue_core.json_text import encode_json
 from taskqueue_core.limits import LIMITS, check_duration, check_name, kind_of
 from taskqueue_core.schedules.when import Cron, Every, When, checked_datetime, following, text_of
 from taskqueue_core.tasks import DEFAULT_PRIORITY, Task
+from taskqueue_core.uniqueness import UniqueKey
 
 __all__ = [
     "INSTANT_HEADER",
@@ -96,8 +97,16 @@ class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         """Return a template whose payload is ``payload`` encoded as JSON. Raises `InvalidInput`."""
         return TaskTemplate(key=key, payload=msgspec.Raw(encode_json("payload", payload)), **fields)
 
-    def task(self, task_id: str, schedule: str, instant: float, available: float) -> Task:
+    def task(
+        self,
+        task_id: str,
+        schedule: str,
+        instant: float,
+        available: float,
+        overlap: Overlap = "allow",
+    ) -> Task:
         """Return the task of one instant, which becomes available at the time ``available``."""
+        ordering_key, unique = _overlap(schedule, overlap)
         names = {SCHEDULE_HEADER: schedule, INSTANT_HEADER: text_of(instant)}
         return Task(
             key=self.key,
@@ -106,7 +115,8 @@ class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             headers={**self.headers, **names},
             priority=self.priority,
             tenant=self.tenant,
-            ordering_key=self.ordering_key,
+            ordering_key=ordering_key or self.ordering_key,
+            unique=unique,
             max_attempts=self.max_attempts,
             not_before=available if available > instant else None,
             deadline=None if self.expires_in is None else available + self.expires_in,
@@ -126,6 +136,16 @@ class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         for name, form in self.instants.items():
             members[name] = msgspec.Raw(msgspec.json.encode(forms[form]))
         return msgspec.json.encode(members)
+
+
+def _overlap(schedule: str, overlap: Overlap) -> tuple[str | None, UniqueKey | None]:
+    """Return the ordering key and the unique key with which the store decides about an overlap."""
+    key = f"schedule:{schedule}"
+    if overlap == "allow":
+        return None, None
+    if overlap == "wait":  # the tasks run one after another, and at most one of them waits
+        return key, UniqueKey(key=key, until="started")
+    return None, UniqueKey(key=key, on_conflict="replace" if overlap == "replace" else "keep")
 
 
 def _check_instants(instants: object) -> None:
@@ -241,7 +261,8 @@ def next_instant(schedule: Schedule, after: float) -> float | None:
 def scheduled_task(schedule: Schedule, instant: float) -> Task:
     """Return the task that a schedule publishes for an instant: the same one in each process."""
     task_id = f"{schedule.name}.{text_of(instant)}"
-    return schedule.task.task(task_id, schedule.name, instant, instant + schedule.delay(instant))
+    available = instant + schedule.delay(instant)
+    return schedule.task.task(task_id, schedule.name, instant, available, schedule.overlap)
 
 
 def check_schedule_name(name: object) -> None:
