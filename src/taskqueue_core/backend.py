@@ -162,6 +162,8 @@ class Capability(StrEnum):
     """supports the setting ``bound_to``: a published task is copied into several queues"""
     UNIQUE = "unique"
     """decides by the unique key of a task, in the step of its publish, whether it is stored"""
+    AFTER = "after"
+    """lets tasks wait for other tasks, and counts the members of batches"""
     SLOTS = "slots"
     """leases the slots of endpoints to dispatchers"""
     SCHEDULES = "schedules"

@@ -1,4 +1,4 @@
-"""The wrapper around a backend. It calls hooks, records spans and metrics, and refuses unsupported ordering keys.
+"""The wrapper around a backend. It calls hooks, records spans and metrics, and refuses unsupported fields of tasks.
 
 A hook is called, and a span recorded, once per batch. Without plugins and OpenTelemetry, calls are only checked
 and passed on.
@@ -13,6 +13,7 @@ from typing import cast
 from taskqueue_core import telemetry
 from taskqueue_core.authoring.helpers import (
     SubscriptionBase,
+    reject_after,
     reject_ordering_keys,
     reject_unique_keys,
 )
@@ -21,11 +22,13 @@ from taskqueue_core.capabilities import (
     Control,
     DeadLettering,
     DeadLetters,
+    Dependencies,
     Fire,
     Fired,
     Handover,
     HasControl,
     HasDeadLetters,
+    HasDependencies,
     HasSchedules,
     HasSlots,
     LongPolling,
@@ -56,7 +59,7 @@ _STALE = (Settled.LEASE_LOST,)
 
 
 class InstrumentedBackend:
-    """A backend with hooks and telemetry. It refuses ordering keys and unique keys that the wrapped backend lacks."""
+    """A backend with hooks and telemetry. It refuses fields of tasks that the wrapped backend does not support."""
 
     def __init__(self, inner: Backend, hooks: Hooks, guard: ShardGuard | None = None) -> None:
         """Wrap ``inner``, which is closed together with the wrapper. A process without sharding passes a ``guard``."""
@@ -78,6 +81,10 @@ class InstrumentedBackend:
     @property
     def dead_letters(self) -> DeadLetters:
         return cast("HasDeadLetters", self.inner).dead_letters
+
+    @property
+    def dependencies(self) -> Dependencies:
+        return cast("HasDependencies", self.inner).dependencies
 
     @property
     def slots(self) -> SlotPool:
@@ -122,6 +129,7 @@ class InstrumentedPublisher:
         self._guard = guard
         self._orders = Capability.ORDERING_KEYS in backend.capabilities.names
         self._unique = Capability.UNIQUE in backend.capabilities.names
+        self._waits = Capability.AFTER in backend.capabilities.names
         if hasattr(inner, "room_signal"):
             self.room_signal = cast("RoomSignals", inner).room_signal
 
@@ -130,6 +138,8 @@ class InstrumentedPublisher:
             reject_ordering_keys(tasks)
         if not self._unique:
             reject_unique_keys(tasks)
+        if not self._waits:
+            reject_after(tasks)
         guard = self._guard
         if guard is not None and not guard.checked:
             await guard.check()

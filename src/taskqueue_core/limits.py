@@ -41,6 +41,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """maximum number of keys of a subscription"""
     batch: int = 1000
     """maximum number of tasks in an HTTP request, receipts in a frame, or ids in a look-up"""
+    parents: int = 1000
+    """maximum number of tasks that a task waits for"""
     call: int = 10_000
     """maximum number of tasks, deliveries or receipts in one call of a backend; maximum ``limit`` of a receive"""
     features: int = 100

@@ -18,6 +18,8 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     published: int = 0
+    blocked: int = 0
+    """entries that wait for other tasks"""
     waiting: int = 0
     scheduled: int = 0
     in_flight: int = 0

@@ -12,6 +12,7 @@ class State(StrEnum):
     (True, False)
     """
 
+    BLOCKED = "blocked"
     SCHEDULED = "scheduled"
     WAITING = "waiting"
     IN_FLIGHT = "in_flight"
@@ -24,4 +25,4 @@ class State(StrEnum):
     @property
     def live(self) -> bool:
         """Whether a task in this state may still be delivered."""
-        return self in (State.SCHEDULED, State.WAITING, State.IN_FLIGHT)
+        return self in (State.BLOCKED, State.SCHEDULED, State.WAITING, State.IN_FLIGHT)

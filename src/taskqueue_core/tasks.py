@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import force_setattr as set_field
 
+from taskqueue_core.after import After, TaskRef, check_after
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.json_text import encode_json
 from taskqueue_core.limits import (
@@ -88,6 +89,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """maximum number of attempts, instead of the queue's setting; 1 means no retries"""
     unique: UniqueKey | None = None
     """key that at most one live task of the queue holds; needs the capability ``unique``"""
+    after: After | None = None
+    """other tasks that the task waits for in the state ``blocked``; needs the capability ``after``"""
+    batch: TaskRef | None = None
+    """the batch that the task is a member of, or the task itself if it is a batch; needs the capability ``after``"""
 
     def __post_init__(self) -> None:
         check_name("key", self.key)
@@ -114,6 +119,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidInput("max_attempts", got, "a whole number from 1 to 1000")
         if self.unique is not None:
             check_unique(self.unique, self.not_before, self.ordering_key)
+        if self.after is not None or self.batch is not None:
+            check_after(self.after, self.batch, TaskRef(self.key, self.id))
 
     @staticmethod
     def of(key: str, payload: object = None, **fields: Any) -> Task:
@@ -183,6 +190,11 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     """whether the subscription's previous delivery from this queue came from another shard"""
     timeout: float | None = None
     """seconds after which the worker must end the attempt, as the queue's settings say; ``None`` means no limit"""
+    inputs: tuple[bytes | None, ...] = ()
+    """results of the parents in `After.inputs`, in their order; ``None`` for a parent that has no result
+
+    It is empty if the task has no such parents, and for a redriven task whose inputs were larger than allowed.
+    """
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True):
@@ -248,6 +260,8 @@ class Refusal(StrEnum):
     """the store is out of memory or disk space"""
     NOT_UNIQUE = "not_unique"
     """another task holds the unique key, and the publish asked to be refused in this case"""
+    BATCH_CLOSED = "batch_closed"
+    """the batch that the task is a member of was closed"""
 
 
 class Confirmation(msgspec.Struct, frozen=True, kw_only=True):
@@ -331,8 +345,10 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
     progress: float | str | None = None
     """what the attempt has reported last"""
     error: str | None = None
-    """the reason of a dead letter, or the text of the last failure of a task that is still live"""
+    """the reason of a dead letter or of a cancelled task, or the text of the last failure of a live task"""
     last_failure: Failure | None = None
     """the last failure in the task's history, in any state"""
     due_at: float | None = None
     """time at which a scheduled task becomes available, by the store's clock; ``None`` in other states"""
+    held_by: tuple[TaskRef, ...] = ()
+    """the dead letters that hold a blocked task until they are redriven or discarded"""

@@ -67,7 +67,7 @@ class MemoryPublisher:
 class MemoryBackend:
     """A backend that keeps its tasks in the memory of this process. It works in one event loop at a time."""
 
-    capabilities = Capabilities(names=frozenset(Capability))
+    capabilities = Capabilities(names=frozenset(Capability) - {Capability.AFTER})
 
     def __init__(
         self, *, clock: Clock | None = None, settings: MemorySettings | None = None

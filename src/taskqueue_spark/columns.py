@@ -38,11 +38,20 @@ run: its ``run`` is empty and its ``seq`` is 0. If the last transitions of a run
 DAMAGED = "damaged"
 MISSING = "missing"
 Event: TypeAlias = Literal[
-    "published", "available", "delivered", "acked", "redelivered", "lost", "retried", "rescheduled",
+    "published", "released", "available", "delivered", "acked", "redelivered", "lost", "retried", "rescheduled",
     "dead_lettered", "redriven", "discarded", "expired", "cancelled", "configured", "closed",
 ]  # fmt: skip
 After: TypeAlias = Literal[
-    "", "scheduled", "waiting", "in_flight", "done", "dead", "expired", "cancelled", "discarded"
+    "",
+    "blocked",
+    "scheduled",
+    "waiting",
+    "in_flight",
+    "done",
+    "dead",
+    "expired",
+    "cancelled",
+    "discarded",
 ]
 """the state of a task after an event; empty for an event that concerns no task"""
 EVENTS = frozenset(get_args(Event))

@@ -59,7 +59,7 @@ async def check_wait(queue: Queue, task: TaskName, call: WaitingCall, calls: Run
     owners = calls.owners()
     # A task that another worker runs is not held up, and one that has ended needs no room.
     live = task in owners or (
-        status is not None and status.state in (State.WAITING, State.SCHEDULED)
+        status is not None and status.state in (State.BLOCKED, State.WAITING, State.SCHEDULED)
     )
     if live and _is_stuck(task, call, owners, limits):
         raise WouldBlock(

@@ -47,7 +47,7 @@ def test_stats_show_every_ledger(cli: Cli) -> None:
     assert cli("stats", "other", "--json").told == [second]
     shown = cli("stats").out
     assert shown.count("✔") == 3
-    assert "Zero in all queues: scheduled, expired, cancelled, discarded." in shown
+    assert "Zero in all queues: blocked, scheduled, expired, cancelled, discarded." in shown
 
 
 @pytest.mark.usefixtures("worked")

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.fast_clock
 class Pair:
     """Two empty memory backends, combined into one migrating backend."""
 
-    capabilities = Capabilities(names=frozenset(Capability))
+    capabilities = Capabilities(names=frozenset(Capability) - {Capability.AFTER})
     mode = MigrationMode.AVAILABLE
 
     async def open_backend(self, clock: ManualClock) -> MigratingBackend:

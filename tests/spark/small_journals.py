@@ -20,7 +20,7 @@ Row = dict[str, Any]
 STATES = {
     "published": "waiting", "available": "waiting", "delivered": "in_flight", "acked": "done", "redelivered": "waiting",
     "lost": "waiting", "retried": "scheduled", "rescheduled": "scheduled", "dead_lettered": "dead",
-    "redriven": "waiting", "discarded": "discarded",
+    "redriven": "waiting", "discarded": "discarded", "released": "waiting",
     "expired": "expired", "cancelled": "cancelled", "configured": "", "damaged": "",
 }  # fmt: skip
 

@@ -31,7 +31,7 @@ from tests.spark.synthetic import (
     swapped,
 )
 
-_LIVE = ("waiting", "scheduled", "in_flight")
+_LIVE = ("blocked", "waiting", "scheduled", "in_flight")
 
 
 def truth(rows: list[Row]) -> Counter[tuple[str, str]]:

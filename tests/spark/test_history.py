@@ -14,6 +14,7 @@ from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.rate_limit import RateLimit
 from taskqueue_spark.columns import TRANSITIONS
 from taskqueue_spark.pipeline.history import RULES, counts, violations
+from tests.spark.blocked_journals import BLOCKED
 from tests.spark.small_journals import SmallJournal
 from tests.spark.synthetic import doubled, made, moved, removed, renumbered, swapped
 
@@ -29,6 +30,9 @@ def breaks(*rules: str) -> Callable[[Tale], Tale]:
         return tale
 
     return add
+
+
+TALES |= {tale.__name__: (rules, tale) for rules, tale in BLOCKED}
 
 
 def _set(journal: SmallJournal, second: float, version: int, **settings: Any) -> None:

@@ -285,8 +285,8 @@ def test_an_episode_is_reported_once(tmp_path: Path) -> None:
 
 def ledger(published: int, done: int, live: int) -> dict[str, int]:
     """Return a ledger as the store returns it."""
-    zero = dict.fromkeys(("scheduled", "in_flight", "dead", "expired", "cancelled", "discarded"), 0)
-    return zero | {"published": published, "done": done, "waiting": live}
+    others = ("blocked", "scheduled", "in_flight", "dead", "expired", "cancelled", "discarded")
+    return dict.fromkeys(others, 0) | {"published": published, "done": done, "waiting": live}
 
 
 def read_to(number: int) -> ServiceState:

@@ -123,10 +123,11 @@ async def _run(step: Callable[[MigratingBackend], Awaitable[MigrationStatus]]) -
 
 
 def _table(result: MigrationStatus) -> Table:
-    counts = ("waiting", "scheduled", "in flight", "dead")
+    counts = ("blocked", "waiting", "scheduled", "in flight", "dead")
     numbers = [*(f"{name}, {result.leaves}" for name in counts), "moved"]
     table = make_table("queue", numbers=numbers, texts=("publishes to",))
     for queue in result.queues:
-        row = (queue.waiting, queue.scheduled, queue.in_flight, queue.dead, queue.moved)
+        live = (queue.blocked, queue.waiting, queue.scheduled, queue.in_flight)
+        row = (*live, queue.dead, queue.moved)
         table.add_row(queue.key, *map(count, row), queue.takes_in or "none")
     return table

@@ -38,6 +38,7 @@ _ENDS: dict[State, type[TaskFailed]] = {
     State.DISCARDED: TaskDiscarded,
 }
 _REASONS: dict[State, str] = {
+    State.BLOCKED: "blocked, it waits for other tasks",
     State.WAITING: "waiting, no worker has taken it",
     State.SCHEDULED: "scheduled, it is not due",
     State.IN_FLIGHT: "in_flight, a worker runs it",

@@ -33,7 +33,7 @@ POISONED = "max_losses_exceeded"
 _HISTORY = 20
 _TRACEBACKS = 3
 """number of the last failures that keep their tracebacks"""
-_AT_REST = (State.WAITING, State.SCHEDULED)
+_AT_REST = (State.WAITING, State.SCHEDULED, State.BLOCKED)
 
 
 class Entry(msgspec.Struct, kw_only=True, eq=False):
@@ -86,7 +86,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def movable(self) -> bool:
-        """Whether the entry may be rescheduled: it waits or is scheduled, and its attempt was not delivered."""
+        """Whether the entry may be rescheduled: it has no delivery, and its attempt was not delivered before."""
         return self.state in _AT_REST and self.handed_out != self.attempt
 
     def recognise(self, task: Task, now: float, window: float) -> Published | None:
@@ -136,8 +136,8 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
     def recount(self) -> int:
         """Update `counted`, and return the change in the number of tasks that count against the capacity: -1, 0 or 1.
 
-        Only waiting and scheduled tasks that were never delivered or retried count. Call this once after each change of
-        state.
+        Only waiting, scheduled and blocked tasks that were never delivered or retried count. Call this once after each
+        change of state.
         """
         counts = not self.handed_out and self.attempt == 1 and self.state in _AT_REST
         change = counts - self.counted
@@ -287,8 +287,8 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
 
 
 def error_of(state: State, reason: str | None, last_failure: Failure | None) -> str | None:
-    """Return the error in the status of a task, for a ``reason`` that is set for dead letters."""
-    if state is State.DEAD and reason:
+    """Return the error in the status of a task, for a ``reason`` that is set for some ends."""
+    if reason and state in (State.DEAD, State.CANCELLED):
         return reason
     shown = state.live or state is State.DEAD
     return last_failure.error if last_failure and shown else None

@@ -263,6 +263,16 @@ def reject_unique_keys(tasks: Iterable[Task]) -> None:
             )
 
 
+def reject_after(tasks: Iterable[Task]) -> None:
+    """Raise `CapabilityMissing` if a task waits for others or has a batch. Backends without ``after`` call it."""
+    for task in tasks:
+        if task.after is not None or task.batch is not None:
+            field = "batch" if task.after is None else "after"
+            raise CapabilityMissing(
+                f"the backend does not have the capability 'after', so a task cannot have the field {field!r}"
+            )
+
+
 def refusal(
     task: Task, settings: QueueSettings, waiting: int, of_tenant: int = 0
 ) -> Confirmation | None:
@@ -356,10 +366,18 @@ def encodable(text: str | None) -> str | None:
 
 
 def demand_unused(
-    key: str, *, waiting: int, scheduled: int, running: int, dead: int, consumers: int
+    key: str,
+    *,
+    waiting: int,
+    scheduled: int,
+    running: int,
+    dead: int,
+    consumers: int,
+    blocked: int = 0,
 ) -> None:
     """Raise `QueueInUse` if a queue that is to be deleted has tasks, dead letters or subscriptions."""
     uses = {
+        "blocked tasks": blocked,
         "waiting tasks": waiting,
         "scheduled tasks": scheduled,
         "running tasks": running,

@@ -2,14 +2,24 @@
 
 from taskqueue_core.capabilities.control import Control, DeletedQueue, LongPolling, Maintained
 from taskqueue_core.capabilities.dead_letters import DeadLetters
+from taskqueue_core.capabilities.dependencies import (
+    AT_ONCE,
+    Count,
+    Dependencies,
+    Line,
+    LineKind,
+    Report,
+)
 from taskqueue_core.capabilities.require import (
     HasControl,
     HasDeadLetters,
+    HasDependencies,
     HasSchedules,
     HasSlots,
     control_of,
     dead_lettering_of,
     dead_letters_of,
+    dependencies_of,
     handover_of,
     has,
     revocation_of,
@@ -47,11 +57,14 @@ from taskqueue_core.capabilities.slots import (
 from taskqueue_core.capabilities.subscriptions import DeadLettering, Handover, Revocation
 
 __all__ = [
+    "AT_ONCE",
     "DECLARABLE",
     "Control",
+    "Count",
     "DeadLettering",
     "DeadLetters",
     "DeletedQueue",
+    "Dependencies",
     "Due",
     "Durability",
     "Endpoint",
@@ -61,9 +74,12 @@ __all__ = [
     "Handover",
     "HasControl",
     "HasDeadLetters",
+    "HasDependencies",
     "HasSchedules",
     "HasSlots",
     "Left",
+    "Line",
+    "LineKind",
     "LongPolling",
     "Maintained",
     "Order",
@@ -72,6 +88,7 @@ __all__ = [
     "Permit",
     "PoolView",
     "QueueSettings",
+    "Report",
     "Revocation",
     "RoomSignal",
     "RoomSignals",
@@ -85,6 +102,7 @@ __all__ = [
     "control_of",
     "dead_lettering_of",
     "dead_letters_of",
+    "dependencies_of",
     "handover_of",
     "has",
     "revocation_of",

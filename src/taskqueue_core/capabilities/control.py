@@ -74,24 +74,27 @@ class Control(Protocol):
     async def reschedule(self, key: str, task_id: str, at: float) -> bool:
         """Let a waiting or scheduled task become available at the time ``at``, or at once if that has passed.
 
+        A blocked task stays blocked, and does not become available before ``at``.
+
         Neither its attempt nor its deadline changes, and it counts against the capacity as before. Return False, and
         change nothing, if the task is running, has ended or is unknown, or if its present attempt was delivered before:
         a task that was released or redriven comes back at once (law 3).
         """
 
     async def purge(self, key: str) -> int:
-        """End all waiting and scheduled tasks as ``cancelled``, and return their number. Running tasks continue.
+        """End all blocked, waiting and scheduled tasks as ``cancelled``, and return their number.
 
-        Scheduled tasks that become due during the call are ended, too; tasks that are published during it are not.
+        Running tasks continue. Scheduled tasks that become due during the call are ended, too; tasks that are published
+        during it are not.
         """
 
     async def delete(self, key: str) -> DeletedQueue:
         """Delete a queue with its settings, its counters and the records and results of its ended tasks. Idempotent.
 
         Afterwards, an id that was published before counts as new. Raises `QueueInUse`, and deletes nothing, if the
-        queue has waiting, scheduled or running tasks, dead letters, or subscriptions. A queue with many records is
-        deleted in several steps. If it is used again between them, `QueueInUse` is raised as well, the queue and its
-        settings stay, and the ids of the records that were deleted until then count as new.
+        queue has waiting, scheduled, blocked or running tasks, dead letters, or subscriptions. A queue with many
+        records is deleted in several steps. If it is used again between them, `QueueInUse` is raised as well, the queue
+        and its settings stay, and the ids of the records that were deleted until then count as new.
         """
 
     async def workers(self) -> tuple[WorkerInfo, ...]:

@@ -7,6 +7,7 @@ from typing import Protocol, cast
 from taskqueue_core.backend import Backend, Capability, Subscription
 from taskqueue_core.capabilities.control import Control
 from taskqueue_core.capabilities.dead_letters import DeadLetters
+from taskqueue_core.capabilities.dependencies import Dependencies
 from taskqueue_core.capabilities.schedules import Schedules
 from taskqueue_core.capabilities.slots import SlotPool
 from taskqueue_core.capabilities.subscriptions import DeadLettering, Handover, Revocation
@@ -27,6 +28,14 @@ class HasDeadLetters(Protocol):
     @property
     def dead_letters(self) -> DeadLetters:
         """The dead letters of all queues."""
+
+
+class HasDependencies(Protocol):
+    """A backend with the capability ``after``."""
+
+    @property
+    def dependencies(self) -> Dependencies:
+        """The methods that carry lines between partitions."""
 
 
 class HasSlots(Protocol):
@@ -75,6 +84,12 @@ def dead_letters_of(backend: Backend) -> DeadLetters:
     """Return the backend's ``dead_letters`` attribute, or raise `CapabilityMissing`."""
     _require(backend, Capability.DEAD_LETTERS)
     return cast("HasDeadLetters", backend).dead_letters
+
+
+def dependencies_of(backend: Backend) -> Dependencies:
+    """Return the backend's ``dependencies`` attribute, or raise `CapabilityMissing`."""
+    _require(backend, Capability.AFTER)
+    return cast("HasDependencies", backend).dependencies
 
 
 def dead_lettering_of(backend: Backend, subscription: Subscription) -> DeadLettering:

@@ -110,7 +110,8 @@ class CompositeBackend(ABC):
         self.members = members
         every = [member.backend.capabilities for member in members]
         self.capabilities = Capabilities(
-            names=frozenset(Capability).intersection(*(each.names for each in every)),
+            names=frozenset(Capability).intersection(*(each.names for each in every))
+            - {Capability.AFTER},
             shared=all(each.shared for each in every),
             durable=all(each.durable for each in every),
             atomic_retry=all(each.atomic_retry for each in every),

@@ -255,6 +255,7 @@ class MigrationRouter:
     ) -> bool:
         """Return whether the drained side of a queue is empty, and its rate limit allows the other side to deliver."""
         ledger, towards = stats.ledger, 1 - part.member
+        # Blocked tasks do not count: they may wait for tasks of the other side.
         live = ledger.waiting or ledger.scheduled or ledger.in_flight
         # A queue that was never used on the drained side stays empty: the first publish closes that side.
         used = stats.delivered or ledger.published

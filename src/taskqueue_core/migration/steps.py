@@ -24,18 +24,20 @@ class QueueOnTheMove(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     takes_in: str | None
     """name of the side that accepts new tasks, ``old`` or ``new``; ``None`` while the queue changes sides"""
+    blocked: int
     waiting: int
     scheduled: int
     in_flight: int
     dead: int
-    """number of dead letters; like the three counts above, it counts tasks on the drained side"""
+    """number of dead letters; like the four counts above, it counts tasks on the drained side"""
     moved: int
     """number of tasks published on the side that is not being drained"""
 
     @property
     def empty(self) -> bool:
         """Whether no tasks of the queue are left on the drained side."""
-        return not (self.waiting or self.scheduled or self.in_flight or self.dead)
+        live = self.blocked or self.waiting or self.scheduled or self.in_flight
+        return not (live or self.dead)
 
 
 class MigrationStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +126,7 @@ async def status(backend: MigratingBackend) -> MigrationStatus:
             QueueOnTheMove(
                 key=key,
                 takes_in=None if all(closed) else _SIDES[closed.index(False)],
+                blocked=left.blocked,
                 waiting=left.waiting,
                 scheduled=left.scheduled,
                 in_flight=left.in_flight,

@@ -10,6 +10,7 @@ from taskqueue_core.authoring.helpers import (
     check_size,
     encodable,
     refusal,
+    reject_after,
     reject_ordering_keys,
 )
 from taskqueue_core.backend import Capabilities, Capability
@@ -34,6 +35,7 @@ class RecordPublisher:
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         check_size("tasks", tasks)
         reject_ordering_keys(tasks)
+        reject_after(tasks)
         return await self._transitions.when_promoted(
             {task.key for task in tasks},
             lambda now: tuple([self._publish(task, now) for task in tasks]),

@@ -241,6 +241,7 @@ class LedgerOut(msgspec.Struct, frozen=True, kw_only=True):
     """The number of tasks by state. ``imbalance`` is ``published`` minus the tasks in all states, and should be 0."""
 
     published: int
+    blocked: int
     waiting: int
     scheduled: int
     in_flight: int

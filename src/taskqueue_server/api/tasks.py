@@ -165,7 +165,7 @@ async def _retry(
     if found is None:
         first = msgspec.structs.replace(task, not_before=max(at, task.not_before or at))
         return _confirmed(*await call.context.queue.publish_many([first]))
-    if found.attempt == 1 and found.state in {State.SCHEDULED, State.WAITING}:
+    if found.attempt == 1 and found.state in {State.BLOCKED, State.SCHEDULED, State.WAITING}:
         duplicate = Published.DUPLICATE
         return _confirmed(Confirmation(key=task.key, task_id=task.id, status=duplicate))
     retained = None if body.error is None else body.error[: LIMITS.text]

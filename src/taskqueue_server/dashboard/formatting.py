@@ -111,6 +111,7 @@ def of_queue(
         f"q.{key}.state": names,
         f"@q.{key}.state": name,
         f"q.{key}.waiting": full if settings.capacity else count(ledger.waiting),
+        f"q.{key}.blocked": count(ledger.blocked),
         f"q.{key}.scheduled": count(ledger.scheduled),
         f"q.{key}.in_flight": busy if settings.max_inflight else count(ledger.in_flight),
         f"q.{key}.oldest": age(reading.stats.oldest_waiting, snapshot.at),

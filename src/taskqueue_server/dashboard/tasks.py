@@ -71,7 +71,8 @@ def _steps(status: TaskStatus | None) -> list[tuple[str, str]]:
     if status is None:
         return []
     end = State.DONE if status.state.live else status.state
-    steps = [State.SCHEDULED] if status.state is State.SCHEDULED else []
+    before = status.state in (State.BLOCKED, State.SCHEDULED)
+    steps = [status.state] if before else []
     steps += [State.WAITING, State.IN_FLIGHT, end]
     here = steps.index(status.state)
     position = ["past"] * here + ["now"] + ["ahead"] * (len(steps) - here - 1)

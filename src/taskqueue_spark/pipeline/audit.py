@@ -25,6 +25,7 @@ from taskqueue_core.tasks import State
 from taskqueue_spark.columns import TASK_EVENTS
 from taskqueue_spark.pipeline.gaps import missing_after
 from taskqueue_spark.pipeline.task_steps import (
+    AT_REST,
     ENDED,
     OVER,
     TASK,
@@ -35,7 +36,8 @@ from taskqueue_spark.pipeline.task_steps import (
 )
 
 VERDICTS = (
-    "completed", "dead_lettered", "discarded", "expired", "cancelled", "waiting", "scheduled", "in_flight", "unknown",
+    "completed", "dead_lettered", "discarded", "expired", "cancelled", "blocked", "waiting", "scheduled",
+    "in_flight", "unknown",
     "lost",
 )  # fmt: skip
 ANOMALIES = (
@@ -62,7 +64,7 @@ _LOOKING_BACK = {
     "duplicate_ack": _READMITTED,
     "conflict": f"event in ({name_list(_ENDS)}) and event != 'discarded' and {_WAS_ENDED} and not {_READMITTED}",
     "after_end": f"event in ('available', 'delivered', 'redelivered', 'lost') and {_WAS_ENDED}",
-    "not_delivered": "event in ('acked', 'redelivered', 'lost') and before_state in ('waiting', 'scheduled')",
+    "not_delivered": f"event in ('acked', 'redelivered', 'lost') and before_state in ({name_list(AT_REST)})",
     "published_again": f"event = 'published' and before_state not in ({name_list(OVER)})",
 }
 """SQL condition of each anomaly that is checked only on steps before which no transition is missing"""

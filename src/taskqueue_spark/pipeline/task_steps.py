@@ -8,6 +8,8 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation use
 from taskqueue_spark.pipeline.gaps import contradictions, missing_between, spans
 from taskqueue_spark.pipeline.settings_history import switches
 
+AT_REST = ("blocked", "waiting", "scheduled")
+"""states in which no worker has the task"""
 OVER = ("done", "expired", "cancelled", "discarded")
 """states in which the id of a task may be published again"""
 ENDED = (*OVER, "dead")

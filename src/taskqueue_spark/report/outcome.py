@@ -19,7 +19,7 @@ Kind = Literal[
     "empty",
 ]
 _ENDS = ("completed", "dead_lettered", "discarded", "expired", "cancelled")
-LIVE = ("waiting", "scheduled", "in_flight")
+LIVE = ("blocked", "waiting", "scheduled", "in_flight")
 """verdicts of unfinished tasks, which are also the names of their states"""
 COUNTED = ("published", "earlier", *_ENDS, *LIVE, "unknown", "lost")
 """names of the counts in the conservation table"""

@@ -24,15 +24,15 @@ _RULES = {
     "R6": "Only a retry raises the attempt number, and only a loss raises the loss count",
     "R7": "First deliveries are in order",
     "R8": "Tasks of one ordering key run one at a time, in order",
-    "R9": "No scheduled task is delivered before its time",
+    "R9": "No task is delivered before its time, or while it waits for other tasks",
     "R10": "Never more tasks in flight than allowed",
     "R11": "Never more deliveries than the rate limit allows",
     "R12": "No task is delivered while its queue is paused",
     "R13": "No task is delivered after its deadline",
 }
 _VERDICTS = (
-    ("completed", 2), ("waiting", 1), ("scheduled", 6), ("in_flight", 5), ("dead_lettered", 4), ("expired", 3),
-    ("cancelled", 7), ("discarded", 8), ("unknown", 9), ("lost", 10),
+    ("completed", 2), ("waiting", 1), ("scheduled", 6), ("blocked", 11), ("in_flight", 5), ("dead_lettered", 4),
+    ("expired", 3), ("cancelled", 7), ("discarded", 8), ("unknown", 9), ("lost", 10),
 )  # fmt: skip
 """verdicts, and the numbers of their colours in the style sheet"""
 _HALF_A_DAY = 43_200

@@ -99,7 +99,7 @@ def resolve(state: ServiceState) -> None:
 
 
 def _ledger_fault(ledger: dict[str, int]) -> str:
-    accounted = sum(ledger[name] for name in (*ENDS, *LIVE))
+    accounted = sum(ledger.get(name, 0) for name in (*ENDS, *LIVE))  # an older state lacks some
     if ledger["published"] == accounted:
         return ""
     return (

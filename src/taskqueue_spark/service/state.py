@@ -11,7 +11,7 @@ from taskqueue_core.errors import ConfigurationError
 from taskqueue_spark.pipeline.tables import replace_file
 
 VERSION = 1
-LIVE = ("waiting", "scheduled", "in_flight", "dead")
+LIVE = ("blocked", "waiting", "scheduled", "in_flight", "dead")
 """states in which a task is still in the store"""
 ENDS = ("done", "expired", "cancelled", "discarded")
 

@@ -7,8 +7,9 @@ from typing import NamedTuple
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses the name F
 
+from taskqueue_core.after import INPUTS_TOO_LARGE
 from taskqueue_core.capabilities import QueueSettings
-from taskqueue_spark.pipeline.task_steps import ENDED, OVER, name_list
+from taskqueue_spark.pipeline.task_steps import AT_REST, ENDED, OVER, name_list
 
 ROUNDING = 0.002
 """tolerance in seconds, because a store may round times to milliseconds"""
@@ -17,6 +18,10 @@ _RELEASED = ("redelivered", "lost")
 _SETTLED = f"event in ({name_list(('acked', 'dead_lettered', *_RELEASED))})"
 _OVER, _ENDED = (f"before_state in ({name_list(names)})" for names in (OVER, ENDED))
 _GIVEN = "event in ('delivered', 'available')"
+_NOT_TAKEN = f"coalesce(before_state in ({name_list(AT_REST)}), before_seq is null)"
+_TOO_LARGE = (
+    f"before_state = 'blocked' and event = 'dead_lettered' and reason = '{INPUTS_TOO_LARGE}'"
+)
 _WINDOW = f"coalesce(array_min(spans.dedupe_window), {_DEFAULTS.dedupe_window})"
 _GONE = "(unix_micros(ts) - unix_micros(before_ts)) / 1e6D"
 _EARLY = "(unix_micros(before_due_at) - unix_micros(ts)) / 1e6D"
@@ -50,11 +55,11 @@ _RULES = (
         "R1", "before_seq is null and not (begins or event = 'retried')", "{event}, but the task was never published",
     ),
     _Rule(
-        "R2", f"{_SETTLED} and coalesce(before_state in ('waiting', 'scheduled'), before_seq is null)",
+        "R2", f"{_SETTLED} and {_NOT_TAKEN} and not coalesce({_TOO_LARGE}, false)",
         "{event}, but no worker had the task",
     ),
     _Rule(
-        "R4", "event = 'rescheduled' and before_state not in ('waiting', 'scheduled')",
+        "R4", f"event = 'rescheduled' and before_state not in ({name_list(AT_REST)})",
         "rescheduled, but it was {before_state}",
     ),
     _Rule("R3", f"{_GIVEN} and {_ENDED} and before_state != 'expired'", "{event} after its end: it was {before_state}"),
@@ -85,6 +90,11 @@ _RULES = (
         f"{{round({_EARLY}, 4)}} s too early",
     ),
     _Rule("R9", "event = 'delivered' and before_state = 'scheduled'", "delivered while it was scheduled"),
+    _Rule(
+        "R9", "event in ('available', 'delivered') and before_state = 'blocked'",
+        "{event} while it waited for other tasks",
+    ),
+    _Rule("R4", "event = 'released' and before_state != 'blocked'", "released, but it was {before_state}"),
     _Rule(
         "R6", "event = 'published' and (attempt != 1 or losses != 0)",
         "published as attempt {attempt} with a loss count of {losses}", looks_back=False,
