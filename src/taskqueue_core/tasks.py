@@ -117,10 +117,13 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         if attempts is not None and (type(attempts) is not int or attempts not in _ATTEMPTS):
             got = f"{kind_of(attempts)} out of range"
             raise InvalidInput("max_attempts", got, "a whole number from 1 to 1000")
+        if self.unique is not None or self.after is not None or self.batch is not None:
+            self._check_rare_fields()
+
+    def _check_rare_fields(self) -> None:
         if self.unique is not None:
             check_unique(self.unique, self.not_before, self.ordering_key)
-        if self.after is not None or self.batch is not None:
-            check_after(self.after, self.batch, TaskRef(self.key, self.id))
+        check_after(self.after, self.batch, TaskRef(self.key, self.id))
 
     @staticmethod
     def of(key: str, payload: object = None, **fields: Any) -> Task:
