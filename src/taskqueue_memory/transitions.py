@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from msgspec import structs
 
-from taskqueue_core.authoring.entries import confirmation_of, meet
+from taskqueue_core.authoring.entries import held_by, meet
 from taskqueue_core.authoring.helpers import refusal
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.limits import LIMITS, check_time
@@ -49,7 +49,7 @@ class MemoryStore(Steps):
         status = known and known.recognise(task, now, queue.settings.dedupe_window)
         if known and status:
             if known.replaced is not None:
-                return confirmation_of(task, status, known)
+                return held_by(task, status, known.replaced)
             return Confirmation(key=task.key, task_id=task.id, status=status)
         if task.unique is not None:
             found = meet(task, queue.unique.holders(task.unique.key, now), now)
@@ -66,7 +66,7 @@ class MemoryStore(Steps):
         """Store a task, or give its contents to the ``holder`` of its unique key."""
         if holder is not None:
             self._replace(holder, task, now)
-            return confirmation_of(task, Published.REPLACED, holder)
+            return held_by(task, Published.REPLACED, holder.task.id)
         position = queue.states[State.WAITING]
         record, at = self._begin(TaskRecord(queue=queue, task=task)), task.not_before
         if task.unique is not None:

@@ -30,7 +30,7 @@ class RedisBackend:
     """Backend on Redis or Valkey. It works in one event loop at a time."""
 
     capabilities = Capabilities(
-        names=frozenset(Capability) - {Capability.AFTER, Capability.SCHEDULES, Capability.UNIQUE},
+        names=frozenset(Capability) - {Capability.AFTER, Capability.SCHEDULES},
         shared=True,
         durable=True,
     )

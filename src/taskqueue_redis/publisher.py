@@ -9,7 +9,8 @@ from itertools import islice
 
 import msgspec
 
-from taskqueue_core.authoring.helpers import check_size, checked_keys, refusal, reject_unique_keys
+from taskqueue_core.authoring.entries import held_by
+from taskqueue_core.authoring.helpers import check_size, checked_keys, refusal
 from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.errors import (
     BackendUnavailable,
@@ -23,7 +24,7 @@ from taskqueue_redis.context import RedisContext
 from taskqueue_redis.scripts.coalescer import Coalescer, split
 from taskqueue_redis.scripts.receipts import parse_receipt
 from taskqueue_redis.scripts.runner import Arg, microseconds
-from taskqueue_redis.scripts.task_codec import digest, encode
+from taskqueue_redis.scripts.task_codec import digest, encode, unique_fields
 from taskqueue_redis.wakeups import RedisRoomSignal, channel_of
 
 _NO_MEMORY_RETRY_SECONDS = 1.0
@@ -34,6 +35,12 @@ If the writes of a queue wait for replicas, its batches are divided only if thei
 """
 _PARTLY = "the store confirmed only part of the batch"
 _DUPLICATE = -1
+_OF_A_HOLDER = {
+    "duplicate": Published.DUPLICATE,
+    "replaced": Published.REPLACED,
+    "not_unique": Published.REFUSED,
+}
+"""answers that are followed by the id of the task that holds the unique key"""
 _DIGITS = tuple(str(digit).encode() for digit in range(10))
 
 
@@ -49,7 +56,6 @@ class RedisPublisher:
         if len(tasks) > 1:
             check_size("tasks", tasks)
         self._context.ensure_open()
-        reject_unique_keys(tasks)
         if not self._scripts.promises_checked:
             await self._scripts.check_promises()
         if not tasks:
@@ -95,14 +101,15 @@ class RedisPublisher:
             fence, receipt_token, attempt = receipt.fence, receipt.token, settles.attempt
         partition = self._scripts.partitions.of(task.key)
         text = "" if error is None else error[: LIMITS.text]
+        envelope = encode(task)
         (answer,) = await self._scripts.run_replicated(
             "schedule_retry", partition, (task.key,),
             task.key, task.id, microseconds(at), token or "",
             "" if error is None else "1", text.encode(errors="replace"),
             fence, receipt_token, attempt,
-            digest(task.payload), task.priority, _optional_time(task.deadline), encode(task),
+            digest(task.payload), task.priority, _optional_time(task.deadline), envelope,
             task.tenant or "", task.ordering_key or "", "1" if free else "",
-            clean_traceback(traceback) or "",
+            clean_traceback(traceback) or "", "" if task.unique is None else unique_fields(task, envelope),
         )  # fmt: skip
         if answer == b"lost":
             raise LeaseLost("the receipt is not current: already settled, revoked, or never issued")
@@ -205,7 +212,8 @@ def _script_args(tasks: Sequence[Task]) -> tuple[dict[str, list[Task]], list[Arg
     for key, batch in by_key.items():
         args += (key, len(batch))
         for task in batch:
-            args += (task.id, _descriptor(task), encode(task))
+            envelope = encode(task)
+            args += (task.id, _descriptor(task, envelope), envelope)
     return by_key, args
 
 
@@ -226,13 +234,17 @@ async def _gather_all(
     return answers
 
 
-def _descriptor(task: Task) -> bytes:
+def _descriptor(task: Task, envelope: bytes) -> bytes:
     about = digest(task.payload) + _DIGITS[task.priority]
     plain = task.tenant is None and task.ordering_key is None
-    if plain and task.not_before is None and task.deadline is None:
+    if plain and task.not_before is None and task.deadline is None and task.unique is None:
         return about
     about += f":{_optional_time(task.not_before)}:{_optional_time(task.deadline)}".encode()
-    return about if plain else about + f"/{task.tenant or ''}/{task.ordering_key or ''}".encode()
+    if not plain:
+        about += f"/{task.tenant or ''}/{task.ordering_key or ''}".encode()
+    if task.unique is not None:
+        about += b'\n{"u":%b}' % unique_fields(task, envelope)
+    return about
 
 
 def _optional_time(time: float | None) -> int | str:
@@ -253,6 +265,8 @@ def _confirmation(task: Task, answer: int | bytes) -> Confirmation:
 def _refused(task: Task, text: str) -> Confirmation:
     why, _, where = text.partition("/")
     code, _, rest = why.partition(":")
+    if code in _OF_A_HOLDER:
+        return held_by(task, _OF_A_HOLDER[code], rest)
     depth, _, bound = rest.partition(":")
     match code:
         case "moved":

@@ -18,6 +18,7 @@ from pydantic import SecretStr
 from taskqueue_core.capabilities import Durability, Order
 from taskqueue_core.rate_limit import IntervalUnit, RateLimit
 from taskqueue_core.tasks import Task
+from taskqueue_core.uniqueness import UniqueKey
 from taskqueue_redis import RedisBackend, RedisSettings
 from taskqueue_redis.scripts.runner import source
 from tests.binaries import curl
@@ -187,6 +188,7 @@ async def keep_busy(backend: RedisBackend) -> None:
     tasks += [
         Task(key=KEY, id="later", payload=b"{}", not_before=later),
         Task(key=KEY, id="until", payload=b"{}", deadline=later, priority=4),
+        Task(key=KEY, id="unique", payload=b"{}", priority=4, unique=UniqueKey(key="work")),
     ]
     await backend.publisher.publish(*tasks)
     taken = (await first.receive(6, 1)).deliveries

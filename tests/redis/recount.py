@@ -10,10 +10,10 @@ from typing import Any
 from tests.redis.servers import RedisServer
 
 _STATES = (
-    "", "waiting", "scheduled", "done", "dead", "expired", "cancelled", "discarded",
+    "", "waiting", "scheduled", "done", "dead", "expired", "cancelled", "discarded", "replaced",
 )  # fmt: skip
 _OVER = ("done", "expired", "cancelled", "discarded")
-_LEDGER = ("published", "in_flight", *_STATES[1:])
+_LEDGER = ("published", "in_flight", *_STATES[1:-1])
 _NUMBERS = (
     "waiting", "back", "in_flight", "published", "delivered", "done", "last", "due", "window", "extras", "journal",
     "replicas", "fresh", "kind", "laned", "held",
@@ -96,7 +96,8 @@ def _recount(part: _Partition, key: str) -> dict[str, int]:
     assert states["dead"] == book["dead"]
     replaced = {state: book[state] - states[state] for state in _OVER}
     assert min(replaced.values()) >= 0, replaced  # a retry can replace a task that had ended
-    assert len(records) + sum(replaced.values()) == book["published"]
+    tasks = len(records) - states["replaced"]
+    assert tasks + sum(replaced.values()) == book["published"]
     assert (len(pending), back) == (book["in_flight"], book["back"])
     assert part.ask("ZCARD", f"{q}/d") == book["scheduled"]
     assert part.ask("ZCARD", f"{q}/dead") == book["dead"]
@@ -114,7 +115,7 @@ def _recount_rest(part: _Partition, q: str, records: dict[str, bytes], flying: s
     for task_id, record in records.items():
         if record[0] in {1, 2}:
             live.add(task_id)
-        elif _STATES[record[0]] in _OVER:
+        elif _STATES[record[0]] in {*_OVER, "replaced"}:
             over.add(task_id)
     assert {int(fence) for fence in part.ask("HKEYS", f"{q}/a")} <= flying
     timed = {int(name[2:]) for name in part.ask("ZRANGE", f"{q}/m", 0, -1)}
@@ -126,6 +127,16 @@ def _recount_rest(part: _Partition, q: str, records: dict[str, bytes], flying: s
     kept = {name.decode() for name in part.ask("ZRANGE", f"{q}/k", 0, -1)}
     assert set(part.pairs(f"{q}/o")) <= kept <= set(records)
     ends = {item.decode() for item in part.ask("LRANGE", f"{q}/l", 0, -1)}
+    keys = part.pairs(f"{q}/K")
+    assert set(keys) <= {i for i, r in records.items() if _STATES[r[0]] != "replaced"}
+    members = {name.decode() for name in part.ask("ZRANGE", f"{q}/U", 0, -1)}
+    having = {f"{packed.decode().split(':', 3)[3]} {i}": packed for i, packed in keys.items()}
+    assert members <= set(having)
+    for (
+        member,
+        packed,
+    ) in having.items():  # one that is given back by a delivery may have been removed
+        assert member in members or packed[:1] == b"1" or member.split()[1] not in live
     for task_id in over - kept:
         at = int.from_bytes(records[task_id][25:32], "big")
         assert f"{at}:{task_id}" in ends, "it is never forgotten"

@@ -13,6 +13,7 @@ from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import Delivery, Task
+from taskqueue_core.uniqueness import UniqueKey
 from taskqueue_redis import RedisBackend
 from taskqueue_redis.subscription import RedisSubscription
 from tests.redis.backends import opened
@@ -86,9 +87,22 @@ class Workload:
                     key=self.key(), id=str(chance.randrange(IDS)), priority=chance.choice((0, 5, 5, 9)),
                     not_before=later, deadline=end, tenant=chance.choice((None, "a", "b", "c")),
                     ordering_key=chance.choice((None, None, "e", "f")) if self.orders else None,
+                    unique=self.unique(),
                 )
             )  # fmt: skip
         await self.backend.publisher.publish(*tasks)
+
+    def unique(self) -> UniqueKey | None:
+        """Return a random unique key, or none."""
+        chance = self.chance
+        if chance.random() < 0.6:
+            return None
+        return UniqueKey(
+            key=chance.choice("abc"),
+            until=chance.choice(("ended", "started")),
+            period=chance.choice((None, None, 2.0, 400.0)),
+            on_conflict=chance.choice(("keep", "replace", "replace", "refuse")),
+        )
 
     async def receive(self) -> None:
         """Receive a few tasks."""
@@ -127,7 +141,7 @@ class Workload:
 
     async def retry_by_id(self) -> None:
         """Schedule a retry of a random task, whatever its state."""
-        task = Task(key=self.key(), id=str(self.chance.randrange(IDS)))
+        task = Task(key=self.key(), id=str(self.chance.randrange(IDS)), unique=self.unique())
         await self.backend.publisher.schedule_retry(task, self.clock.now() + 1, error="e")
 
     async def reschedule(self) -> None:

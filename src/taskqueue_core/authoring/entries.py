@@ -317,21 +317,18 @@ def meet(task: Task, entries: Iterable[E], now: float) -> Confirmation | E | Non
             return holders[0]
         if now >= holders[0].period_end:  # all of them were delivered
             return None
-    if task.unique.on_conflict != "refuse":
-        return confirmation_of(task, Published.DUPLICATE, holders[0])
-    existing = holders[0].task.id
+    kept = task.unique.on_conflict != "refuse"
+    return held_by(task, Published.DUPLICATE if kept else Published.REFUSED, holders[0].task.id)
+
+
+def held_by(task: Task, status: Published, existing_id: str) -> Confirmation:
+    """Return the answer to the publish of a task that was not stored, because another one holds its unique key."""
+    refused = status is Published.REFUSED
     return Confirmation(
         key=task.key,
         task_id=task.id,
-        status=Published.REFUSED,
-        code=Refusal.NOT_UNIQUE,
-        reason=f"the task {existing!r} holds the unique key",
-        existing_id=existing,
-    )
-
-
-def confirmation_of(task: Task, status: Published, entry: Entry) -> Confirmation:
-    """Return the answer to the publish of a task that was not stored, because of the unique key of ``entry``."""
-    return Confirmation(
-        key=task.key, task_id=task.id, status=status, existing_id=entry.replaced or entry.task.id
+        status=status,
+        code=Refusal.NOT_UNIQUE if refused else None,
+        reason=f"the task {existing_id!r} holds the unique key" if refused else None,
+        existing_id=existing_id,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from taskqueue_core.authoring.entries import confirmation_of, meet
+from taskqueue_core.authoring.entries import held_by, meet
 from taskqueue_core.authoring.helpers import (
     answer,
     check_size,
@@ -48,13 +48,13 @@ class RecordPublisher:
         record = transitions.find(task.key, task.id, now)
         if record and (known := record.recognise(task, now, settings.dedupe_window)):
             if record.replaced is not None:
-                return confirmation_of(task, known, record)
+                return held_by(task, known, record.replaced)
             return _confirmation(task, known)
         if task.unique is not None:
             found = meet(task, transitions.store.sharing(task.key, task.unique.key, STEP), now)
             if isinstance(found, Record):
                 transitions.replace(found, task, now)
-                return confirmation_of(task, Published.REPLACED, found)
+                return held_by(task, Published.REPLACED, found.task.id)
             if found is not None:
                 return found
         if settings.capacity is not None or settings.intake_paused or settings.moved_to:

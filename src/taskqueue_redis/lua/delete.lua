@@ -1,4 +1,4 @@
---@ base room queue states record counts streams flow tenants lanes cold damage journal places removal
+--@ base room queue states record counts streams flow tenants lanes cold damage journal places unique removal
 -- Deletes a queue that has no tasks and no subscriptions, with its settings and the records of its ended tasks.
 -- Deletes a limited number of records per call.
 -- ARGV: key, maximum number, the default settings as JSON.
@@ -14,7 +14,7 @@ if total > 0 then
   return {1, 0, 1, used}
 end
 
-local forgotten = 0
+local forgotten, unique = 0, call('EXISTS', q.name .. '/K') == 1
 local function forget(ids)
   if #ids == 0 then return end
   forgotten = forgotten + call('HDEL', q.name .. '/t', unpack(ids))
@@ -22,6 +22,7 @@ local function forget(ids)
   call('HDEL', q.name .. '/p', unpack(ids))
   call('HDEL', q.name .. '/o', unpack(ids))
   call('ZREM', q.name .. '/k', unpack(ids))
+  for i = 1, unique and #ids or 0 do disclaim(q, ids[i]) end
 end
 
 local ids = call('LRANGE', q.name .. '/l', 0, budget - 1)

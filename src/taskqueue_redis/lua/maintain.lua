@@ -1,4 +1,4 @@
---@ base room life queue states record counts streams flow tenants lanes cold damage journal places ends promote returns timing / removal checks types
+--@ base room life queue states record counts streams flow tenants lanes cold damage journal places ends promote returns timing unique / removal checks types
 -- One run of maintenance, with a limited amount of work. Several processes may run it at the same time.
 -- ARGV: microseconds after which a silent consumer's lease expires, usual interval between two runs, budget of each
 -- kind of work, milliseconds after which an unregistered member without deliveries is removed, calling process.
@@ -76,19 +76,28 @@ do
   local function forget(q, ids, ends)
     if #ids == 0 then return end
     local records, over = call('HMGET', q.name .. '/t', unpack(ids)), {}
-    local results = call('EXISTS', q.name .. '/k') == 1
+    local results, unique = call('EXISTS', q.name .. '/k') == 1, call('EXISTS', q.name .. '/K') == 1
     for i = 1, #ids do
       local r = read_record(records[i])
       if records[i] and not r then
         over[#over + 1] = ids[i] -- the record is damaged
       elseif r and is_over(r) and (not ends or r.at == ends[i]) and not (results and call('ZSCORE', q.name .. '/k', ids[i])) then
-        if r.at + q.window > now then remember(q, ids[i], r.at) else over[#over + 1] = ids[i] end
+        local u = unique and unique_of(q, ids[i])
+        if r.at + q.window > now then
+          remember(q, ids[i], r.at)
+        elseif u and now < u.till then -- kept as long as a result would be
+          call('ZADD', q.name .. '/k', text(u.till), ids[i])
+          index(q, '/k', ':results')
+        else
+          over[#over + 1] = ids[i]
+        end
       end
     end
     if #over == 0 then return end
     forgotten = forgotten + call('HDEL', q.name .. '/t', unpack(over))
     call('HDEL', q.name .. '/x', unpack(over))
     call('HDEL', q.name .. '/p', unpack(over))
+    for i = 1, unique and #over or 0 do disclaim(q, over[i]) end
   end
 
   local old = call('ZRANGEBYSCORE', PARTITION .. ':results', '-inf', text(now), 'LIMIT', 0, budget)

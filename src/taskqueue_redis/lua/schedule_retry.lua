@@ -1,8 +1,9 @@
---@ base room queue states record counts streams flow tenants lanes cold journal places receipts / damage
+--@ base room queue states record counts streams flow tenants lanes cold journal places receipts / damage unique
 -- Schedules the next attempt of a task, once per retry token.
 -- ARGV: key, id, time, retry token ("" for the default), "1" if there is an error, error; of the delivery
 -- that the retry settles ("" if none): sequence number, token and attempt; of the task: digest, priority, deadline (""
--- if none), body, tenant and ordering key ("" if none); "1" if the attempt before the retry does not count; traceback.
+-- if none), body, tenant and ordering key ("" if none); "1" if the attempt before the retry does not count; traceback; its unique
+-- key as JSON ("" if none), see `rare_of`.
 -- Returns how many replicas must confirm, and "accepted", "duplicate" or "lost".
 local q, id, at, token = queue(ARGV[3]), ARGV[4], ARGV[5], ARGV[6]
 local error = ARGV[7] == '1' and ARGV[8] or nil
@@ -59,9 +60,12 @@ elseif known and r.state == DEAD then
   stored, deadline = unearth(q, id, cold)
   body = stored or body
   r.prior = r.attempt
+  rarely().retake(q, id)
 else
   if known or not packed then add(q, 'published', 1) end -- else a task whose entry was not found is replaced
   r.digest, r.priority, r.marks, r.tenant, r.entity = digest, priority, 0, ARGV[16], ARGV[17]
+  if known then rarely().disclaim(q, id) end
+  if ARGV[20] ~= '' then rarely().claim(q, id, cjson.decode(ARGV[20]), now) end
   if deadline == '' then deadline = nil end
 end
 if error then fail(cold, r.attempt, error, ARGV[19]) end

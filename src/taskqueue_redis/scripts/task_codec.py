@@ -24,6 +24,8 @@ import msgspec
 from taskqueue_core.json_text import encode_json
 from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import Delivery, Task, checked_task
+from taskqueue_core.uniqueness import UniqueKey
+from taskqueue_redis.scripts.runner import microseconds
 
 ENTRY = 4
 """number of values per entry in the answers of the script ``receive``"""
@@ -32,6 +34,7 @@ CORRUPT = "corrupt"
 _PLAIN = b"\x01\x00\x00"
 _HEAD = len(_PLAIN)
 _CHECKSUM = 4
+_json = msgspec.json.Encoder()
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(dict[str, Any])
 
@@ -48,6 +51,7 @@ def encode(task: Task) -> bytes:
         and task.not_before is None
         and task.ordering_key is None
         and task.max_attempts is None
+        and task.unique is None
         and not task.headers
     ):
         body = _PLAIN + task.payload
@@ -69,6 +73,8 @@ def decode(key: str, task_id: str, priority: int, envelope: bytes) -> Task:
     size = _HEAD + int.from_bytes(body[1:_HEAD], "big")
     try:
         unusual = _decoder.decode(body[_HEAD:size])
+        if "unique" in unusual:
+            unusual["unique"] = msgspec.convert(unusual["unique"], UniqueKey)
         return Task(key=key, id=task_id, priority=priority, payload=body[size:], **unusual)
     except (ValueError, TypeError, msgspec.MsgspecError) as error:
         raise Corrupt("the header cannot be read") from error
@@ -77,6 +83,24 @@ def decode(key: str, task_id: str, priority: int, envelope: bytes) -> Task:
 def digest(payload: bytes) -> bytes:
     """Return the digest of a payload, which shows whether two tasks with the same id have the same payload."""
     return hashlib.blake2b(payload, digest_size=8).digest()
+
+
+def unique_fields(task: Task, envelope: bytes) -> bytes:
+    """Return what scripts need of a task's unique key, as JSON: see ``rare_of`` in lua/lib/unusual.lua."""
+    unique = task.unique
+    assert unique is not None  # noqa: S101 - the caller has checked it
+    fields: dict[str, str | int | bool] = {"k": unique.key, "c": unique.on_conflict}
+    if unique.until == "started":
+        fields["s"] = True
+    if unique.period is not None:
+        fields["p"] = microseconds(unique.period)
+    if unique.debounce is not None:
+        fields["d"] = microseconds(unique.debounce.seconds)
+        if unique.debounce.max_wait is not None:
+            fields["m"] = microseconds(unique.debounce.max_wait)
+    if unique.on_conflict == "replace":
+        fields["x"] = zlib.crc32(envelope[:-_CHECKSUM])
+    return _json.encode(fields)
 
 
 def _checksum(body: bytes, task_id: str) -> bytes:
@@ -91,6 +115,8 @@ def _non_default_fields(task: Task) -> dict[str, Any]:
     unusual = {name: value for name, value in fields.items() if value is not None}
     if task.headers:
         unusual["headers"] = task.headers
+    if task.unique is not None:
+        unusual["unique"] = task.unique
     return unusual
 
 

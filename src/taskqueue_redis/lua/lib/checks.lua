@@ -50,6 +50,41 @@ local function put_in_index(q, id, r, body)
   end
 end
 
+-- Checks the unique key of a task that is live or a dead letter, in a queue that has such keys: its body has it, too.
+local function check_key(q, id, r)
+  local u = unique_of(q, id)
+  if not u then
+    local body = (r.place == FRESH or r.place == AGAIN) and body_at(stream_with(q, r), text(r.fence))
+      or call('HGET', q.name .. '/b', id)
+    local asked = body and header_of(body).unique
+    if type(asked) ~= 'table' or type(asked.key) ~= 'string' then return end
+    bytes = bytes + #body
+    local period = type(asked.period) == 'number' and asked.period * 1000000 or nil
+    claim(q, id, {k = asked.key, s = asked['until'] == 'started', p = period}, r.seq) -- the time of the publish is lost
+    note_damage(q, id)
+  elseif not call('ZSCORE', q.name .. '/U', u.key .. ' ' .. id) and holds(q, id, u) then
+    retake(q, id)
+    note_damage(q, id)
+  end
+end
+
+-- Checks some unique keys. Those of tasks without records are deleted.
+local function check_unique(q)
+  local some = call('HRANDFIELD', q.name .. '/K', 20)
+  for i = 1, #some do
+    if not call('HGET', q.name .. '/t', some[i]) then disclaim(q, some[i]) end
+  end
+  some = call('ZRANDMEMBER', q.name .. '/U', 20)
+  for i = 1, #some do
+    local key, id = string.match(some[i], '^(%S+) (%S+)$')
+    local u = id and unique_of(q, id)
+    if not u or u.key ~= key then
+      call('ZREM', q.name .. '/U', some[i])
+      note_damage(q, id or '/')
+    end
+  end
+end
+
 -- Checks a record.
 local function check_record(q, id, packed)
   local r = read_record(packed)
@@ -57,6 +92,7 @@ local function check_record(q, id, packed)
     if r.at + q.window + 600000000 < now and not call('ZSCORE', q.name .. '/k', id) then -- lost from the list of ends
       call('HDEL', q.name .. '/t', id)
       forget_rest(q, id)
+      disclaim(q, id)
     end
     return
   end
@@ -68,6 +104,7 @@ local function check_record(q, id, packed)
     if r and at and at[1] == r.state and at[2] == r.place then body = at[5] end -- one of two indexes has lost it
     if body then put_in_index(q, id, r, body) elseif at then r = rebuilt(q, id, unpack(at, 1, 7)) end
   end
+  if r and q.keyed then check_key(q, id, r) end
   if not r or r.entity == '' or not is_live(r) then return end
   if r.place == HELD then
     -- Without a holder, the task is released by `check_keys`.
@@ -121,6 +158,8 @@ local function check_some(q)
   local page = call('HSCAN', q.name .. '/t', cursor or '0', 'COUNT', count or '50')
   local records, at = page[2], 1
   local before = noted_damages
+  q.keyed = call('HGET', q.name, 'unique')
+  if q.keyed then check_unique(q) end
   while at <= #records and bytes < BYTES do
     check_record(q, records[at], records[at + 1])
     at = at + 2

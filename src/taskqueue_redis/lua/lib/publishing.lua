@@ -1,10 +1,10 @@
 -- Storing new tasks.
 
 -- Stores `n` tasks of a queue, unless their ids are known. Their arguments begin at ARGV[at]; per task: id, digest of
--- 8 bytes and priority (followed by ":" not before ":" deadline, and "/" tenant "/" ordering key, if the task has one of
--- these), body.
+-- 8 bytes and priority (followed by ":" not before ":" deadline, "/" tenant "/" ordering key, and a newline and rare
+-- fields as JSON, see `rare_of`, if the task has one of these), body.
 -- Appends an answer per task to `answers`: the number of tasks that waited before it, -1 for a duplicate, -2 for a
--- conflict, or why it is refused: "moved:" and the queue, "intake_paused", or "capacity:" or "tenant_capacity:", the
+-- conflict, "duplicate:", "replaced:" or "not_unique:" and the id of the task that holds its unique key, or why it is refused: "moved:" and the queue, "intake_paused", or "capacity:" or "tenant_capacity:", the
 -- number of tasks that count, ":" and the limit; then "/" and the queue, if another queue of a fan-out refuses.
 -- Returns true if it answered only the first tasks, because many copies of them were stored.
 local function publish_tasks(q, at, n, answers)
@@ -12,13 +12,19 @@ local function publish_tasks(q, at, n, answers)
   for i = 1, n do ids[i] = ARGV[at + 3 * (i - 1)] end
   if q.due <= now then rarely().promote_before(q) end -- before the records are read
   local records = (q.known or q.copied) and call('HMGET', q.name .. '/t', unpack(ids))
-  local written, filled, places, answered = {}, 0, {}, #answers
+  local written, filled, places, answered, changing = {}, 0, {}, #answers, false
   for i = 1, n do
     local id, about, body = ids[i], ARGV[at + 1], ARGV[at + 2]
     at = at + 3
     local digest, priority = sub(about, 1, 8), sub(about, 9, 9)
-    local packed = places[id] and written[places[id]] or records and records[i]
+    local packed = places[id] and written[places[id]] or changing and call('HGET', q.name .. '/t', id)
+      or records and records[i]
     local answer = packed and rarely().look_up(q, id, packed, digest) or 0
+    local rare = #about > 9 and rarely().rare_of(about)
+    if rare and rare.u and answer == 0 and not q.bound then
+      changing = true -- what `records` has read, and what `written` will write, may no longer be true
+      answer = rarely().meet(q, id, packed, rare.u, about, body)
+    end
     if answer == 0 and q.limited then answer = rarely().refusal(q, about) or 0 end
     if answer == 0 and q.bound then
       answer, full = rarely().publish_copies(q, id, about, body)
@@ -38,9 +44,13 @@ local function publish_tasks(q, at, n, answers)
           note(q, 'published', id, {attempt = 1, losses = 0, priority = tonumber(priority)}, 'waiting')
         end
       end
-      written[filled + 1], written[filled + 2] = id, packed
-      filled = filled + 2
-      places[id] = filled
+      if rare then -- the record is already written
+        q.published = q.published + 1
+      else
+        written[filled + 1], written[filled + 2] = id, packed
+        filled = filled + 2
+        places[id] = filled
+      end
       q.fresh = q.fresh + 1
     end
     answers[answered + i] = answer

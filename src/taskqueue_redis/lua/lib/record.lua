@@ -3,7 +3,7 @@
 
 -- Returns whether the parts of a record fit together.
 local function fits(state, place, priority)
-  if state < WAITING or state > DISCARDED or priority > 9 then return false end
+  if state < WAITING or state > REPLACED or priority > 9 then return false end
   if state == WAITING then return place >= FRESH and place <= HELD end
   return place == ((state == SCHEDULED or state == DEAD) and PARKED or NOWHERE)
 end
@@ -54,7 +54,7 @@ local function is_over(r) return r.state ~= DEAD and r.state > SCHEDULED end
 
 -- Parses the optional fields of a published task: not before, deadline, tenant, ordering key.
 local function told_of(about)
-  local not_before, deadline, tenant, entity = string.match(about, '^:(%d*):(%d*)/?([^/]*)/?(.*)$', 10)
+  local not_before, deadline, tenant, entity = string.match(about, '^:(%d*):(%d*)/?([^/\n]*)/?([^\n]*)', 10)
   return not_before or '', deadline or '', tenant or '', entity or ''
 end
 

@@ -32,8 +32,8 @@ end
 
 -- Deletes the keys of a queue without tasks. If it has settings, these and its counters are kept, except with `all`.
 local function remove(q, all)
-  local names, fields = {}, {'large', 'idle', 'purging', 'purged', 'check'}
-  for _, set in ipairs({'b', 'd', 'e', 'dead', 'x', 'p', 'o', 'k', 'l', 'a', 'm', 'v', 'T', 'u', 'h', 'J'}) do
+  local names, fields = {}, {'large', 'idle', 'purging', 'purged', 'check', 'unique'}
+  for _, set in ipairs({'b', 'd', 'e', 'dead', 'x', 'p', 'o', 'k', 'l', 'a', 'm', 'v', 'T', 'u', 'h', 'J', 'K', 'U'}) do
     names[#names + 1] = q.name .. '/' .. set
   end
   for priority = 0, 9 do

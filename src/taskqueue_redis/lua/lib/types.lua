@@ -32,9 +32,9 @@ end
 
 -- Checks the keys of a queue: some of those that exist per tenant and ordering key. Returns whether one was put aside.
 local function check_queue_types(name, some)
-  local found = check_types(name, 'hash', {'', '/t', '/b', '/x', '/p', '/o', '/a', '/T', '/W', '/h'})
+  local found = check_types(name, 'hash', {'', '/t', '/b', '/x', '/p', '/o', '/a', '/T', '/W', '/h', '/K'})
   found = check_types(name, 'string', {'/n', '/f'}) or found
-  found = check_types(name, 'zset', {'/e', '/k', '/d', '/dead', '/m', '/u', '/v', '/J'}) or found
+  found = check_types(name, 'zset', {'/e', '/k', '/d', '/dead', '/m', '/u', '/v', '/J', '/U'}) or found
   found = check_types(name, 'list', {'/l'}) or found
   for priority = 0, 9 do
     found = check_types(name, 'stream', {'/s' .. priority, '/r' .. priority}) or found

@@ -12,13 +12,29 @@ local function promote_before(q)
   if before > 0 then before = before - (promote(q, before)) end
 end
 
+-- Returns the rare fields of a published task; nothing if it has none. `u`: its unique key, with the fields `k` (the
+-- key), `s` (true if it is given back at the first delivery), `p` (the period), `c` (keep, replace or refuse), `d` and
+-- `m` (seconds and maximum of a debounce), and with `replace` `x` (the checksum of the body without the id). Times are
+-- in microseconds.
+local function rare_of(about)
+  local at = string.find(about, '\n', 10, true)
+  return at and cjson.decode(sub(about, at + 1))
+end
+
+-- Returns when a task becomes due, by its debounce if it has one. `first`: the time of the first publish.
+local function due_of(not_before, u, first)
+  if not (u and u.d) then return not_before end
+  return text(math.min(now + u.d, u.m and first + u.m or math.huge))
+end
+
 -- Checks whether a task is known and still within the deduplication window. Returns 0 if not, -1 for a
--- duplicate, or -2 for a conflict.
+-- duplicate, -2 for a conflict, or "replaced:" and the id of the task that has got its contents.
 local function look_up(q, id, packed, digest)
   local r = found(q, id, packed)
   if not r then return read_record(packed) and 0 or -1 end -- 0: another program has deleted the entry
   if is_over(r) and now >= r.at + q.window then return 0 end
-  return (r.digest == digest or r.digest == UNKNOWN) and -1 or -2
+  if r.digest ~= digest and r.digest ~= UNKNOWN then return -2 end
+  return r.state == REPLACED and 'replaced:' .. r.entity or -1
 end
 
 -- Deletes what is left of an ended or lost task that is published again.
@@ -30,13 +46,16 @@ local function make_way(q, id, packed)
     release(q, r, id)
   end
   forget_rest(q, id)
+  disclaim(q, id)
 end
 
--- Stores a task that is scheduled, has a deadline, a tenant or an ordering key, or enters sorted lanes. Returns its
--- record.
+-- Stores a task that is scheduled, has a deadline, a tenant, an ordering key or rare fields, or enters sorted lanes.
+-- Returns its record, which is already written if the task has rare fields.
 local function publish_unusual(q, id, digest, priority, body, about)
   local not_before, deadline, tenant, entity = told_of(about)
   local r, state = new_record(tonumber(priority), digest, tenant, entity), 'waiting'
+  local rare = rare_of(about)
+  if rare then not_before = due_of(not_before, rare.u, now) end
   if deadline == '' then deadline = nil end
   if not_before ~= '' and tonumber(not_before) > now then
     state = 'scheduled'
@@ -47,54 +66,9 @@ local function publish_unusual(q, id, digest, priority, body, about)
   end
   note(q, 'published', id, r, state, nil, nil, nil, state == 'scheduled' and not_before)
   if deadline then note_deadline(q, id, deadline) end
+  if rare then
+    put_down(q, id, r)
+    if rare.u then claim(q, id, rare.u, now) end
+  end
   return write_record(r)
-end
-
-local COPIES = 500 -- number of copies after which further tasks are left to the next call
-
--- Returns the queues to which a queue is bound; nothing if they are damaged.
-local function bound_keys(q)
-  local sound, keys = pcall(cjson.decode, call('HGET', q.name, 'bound_to') or '')
-  if not sound or type(keys) ~= 'table' or #keys == 0 then return end
-  for i = 1, #keys do
-    if type(keys[i]) ~= 'string' then return end
-  end
-  return keys
-end
-
--- Stores a copy of a task in each queue to which its queue is bound, or in none. Returns the answer for the task, and
--- whether further tasks must wait for the next call.
-local function publish_copies(bound, id, about, body)
-  bound.bound_to = bound.bound_to or bound_keys(bound)
-  if not bound.bound_to then -- maintenance applies the settings again
-    if not bound.damaged then note_damage(bound, '/') end
-    bound.damaged = true
-    return 'intake_paused', false
-  end
-  local keys, lacking, known = bound.bound_to, {}, {}
-  bound.copies = (bound.copies or 0) + #keys
-  local full = bound.copies >= COPIES
-  for i = 1, #keys do
-    local q = queue(keys[i])
-    if q.due <= now then promote_before(q) end
-    local packed = call('HGET', q.name .. '/t', id)
-    local answer = packed and look_up(q, id, packed, sub(about, 1, 8)) or 0
-    if answer == -2 then return -2, full end
-    if answer == 0 then
-      local why = q.limited and refusal(q, about)
-      if why then return why .. '/' .. q.key, full end
-      lacking[#lacking + 1], known[q] = q, packed
-    end
-  end
-  if #lacking == 0 then return -1, full end
-  bytes = bytes + #lacking * #body
-  local position = lacking[1].waiting
-  for i = 1, #lacking do
-    local q = lacking[i]
-    if known[q] then make_way(q, id, known[q]) end
-    local record = publish_unusual(q, id, sub(about, 1, 8), sub(about, 9, 9), body, about)
-    call('HSET', q.name .. '/t', id, record)
-    q.fresh, q.published, q.copied = q.fresh + 1, q.published + 1, true
-  end
-  return position, full or bytes >= BYTES
 end

@@ -1,0 +1,72 @@
+-- Publishing of tasks whose unique key another task holds.
+
+-- Returns what happens to a task with a unique key: 0 if it is to be stored; otherwise the answer to its publish, and
+-- the id and the record of the holder if that is to get its contents.
+local function decide(q, u)
+  local members, kept = members_with(q, u.k, 0, SHARING), nil
+  for i = 1, #members do
+    local id, held, r = sub(members[i], #u.k + 2), nil, nil
+    local theirs = unique_of(q, id)
+    if theirs and theirs.key == u.k then held, r = holds(q, id, theirs) end
+    if not held then
+      call('ZREM', q.name .. '/U', members[i])
+    elseif u.c == 'replace' then
+      if r then return 'replaced:' .. id, id, r end
+      if now < theirs.till then kept = id end
+    else
+      return (u.c == 'refuse' and 'not_unique:' or 'duplicate:') .. id
+    end
+  end
+  return kept and 'duplicate:' .. kept or 0
+end
+
+-- Returns the body of a task with another id. `sum`: the checksum of the body without an id.
+local function renamed(body, sum, id)
+  sum = bit.bnot(sum)
+  for i = 1, #id do
+    sum = bit.bxor(sum, string.byte(id, i))
+    for _ = 1, 8 do sum = bit.bxor(bit.rshift(sum, 1), bit.band(0xEDB88320, -bit.band(sum, 1))) end
+  end
+  return sub(body, 1, -5) .. pack('>I4', bit.bnot(sum) % 4294967296)
+end
+
+-- Gives a task that was never delivered, `held`, the contents and the time of another one, whose id is remembered.
+local function replace(q, held, r, id, packed, u, about, body)
+  be_refused(q)
+  if packed then make_way(q, id, packed) end
+  local not_before, deadline, tenant, entity = told_of(about)
+  local first, waited, former, state = unique_of(q, held).first, r.state == WAITING, r.entity, 'waiting'
+  not_before, body = due_of(not_before, u, first), renamed(body, u.x, held)
+  withdraw(q, r, held, true)
+  if call('ZREM', q.name .. '/e', held) == 1 then index(q, '/e', ':deadlines') end
+  if deadline ~= '' then note_deadline(q, held, deadline) end
+  if is_fresh(r) then q.fresh = q.fresh + 1 end
+  r.priority, r.tenant, r.entity = tonumber(sub(about, 9, 9)), tenant, entity
+  if entity ~= '' then q.sorted = true end
+  if not_before ~= '' and tonumber(not_before) > now then
+    state = 'scheduled'
+    if q.sorted then count_fresh(q, r) end
+    schedule(q, r, held, body, not_before)
+  elseif not waited then
+    make_available(q, r, held, body, deadline ~= '' and deadline or nil)
+  else -- it does not lose its place: it comes before the entries that were never delivered
+    use_lane(q, r.priority)
+    put_back(q, r, held, body)
+  end
+  put_down(q, held, r)
+  if former ~= '' and (state == 'scheduled' or former ~= entity) then release(q, {entity = former}, held) end
+  claim(q, held, u, first)
+  note(q, 'replaced', held, r, state, nil, nil, nil, state == 'scheduled' and not_before)
+  local past = new_record(r.priority, sub(about, 1, 8), '', held)
+  past.state = REPLACED
+  put_down(q, id, past)
+  remember(q, id, now)
+end
+
+-- Looks for tasks that hold the unique key of a task. Returns 0 if there are none; otherwise the answer to its publish,
+-- after its contents have been given to the holder, if that is to be replaced.
+local function meet(q, id, packed, u, about, body)
+  local answer, held, r = decide(q, u)
+  if r then replace(q, held, r, id, packed, u, about, body) end
+  return answer
+end
