@@ -73,7 +73,7 @@ COMMANDS = {
     "workers": "Show the connected workers, with their queues and their number of running tasks.",
     "queue": "Show and change the limits and the delivery order of queues; pause, resume and bind queues.",
     "dlq": "List, inspect, redrive and discard dead letters.",
-    "apply": "Write the policies that tasks declare into the settings of their queues.",
+    "apply": "Write what tasks declare into the store: settings of their queues, and schedules.",
     "tasks": "Show the tasks of a registry or a worker, with their queues and arguments.",
     "token": "Create, list and revoke access tokens of a server.",
     "migrate": "Migrate from one backend to another without downtime.",

@@ -3,6 +3,7 @@
 from taskqueue_core.application.applying import Applied, Difference
 from taskqueue_core.application.call import Call, Middleware
 from taskqueue_core.application.context import Context
+from taskqueue_core.application.declared_schedules import AppliedSchedule, ScheduleChange
 from taskqueue_core.application.dependencies import Depends, Shared, current
 from taskqueue_core.application.errors import (
     InvalidArguments,
@@ -36,20 +37,26 @@ from taskqueue_core.queue import Queue, connect
 from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.reconcile import Reconciled, reconcile
 from taskqueue_core.retry import RetryPolicy
+from taskqueue_core.schedule_status import ScheduleStatus
+from taskqueue_core.schedules import Cron, Every, Instant, Schedule, TaskTemplate
 from taskqueue_core.sync import SyncQueue, connect_sync
 from taskqueue_core.tasks import Confirmation, Delivery, Ledger, State, Task, TaskStatus
 
 __all__ = [
     "Applied",
+    "AppliedSchedule",
     "BackendUnavailable",
     "Call",
     "Confirmation",
     "Context",
+    "Cron",
     "Delivery",
     "Depends",
     "Difference",
+    "Every",
     "Handle",
     "IdConflict",
+    "Instant",
     "InvalidArguments",
     "InvalidInput",
     "InvalidResult",
@@ -67,6 +74,9 @@ __all__ = [
     "ResultGone",
     "Retry",
     "RetryPolicy",
+    "Schedule",
+    "ScheduleChange",
+    "ScheduleStatus",
     "Shared",
     "Snooze",
     "State",
@@ -81,6 +91,7 @@ __all__ = [
     "TaskFunction",
     "TaskQueueError",
     "TaskStatus",
+    "TaskTemplate",
     "Tasks",
     "UnknownTask",
     "WouldBlock",

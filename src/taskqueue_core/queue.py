@@ -28,6 +28,7 @@ from taskqueue_core.errors import (
 )
 from taskqueue_core.json_text import encode_json
 from taskqueue_core.limits import LIMITS, check_duration, duration
+from taskqueue_core.queue_schedules import QueueSchedules
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.task_ends import TaskEnds
 from taskqueue_core.tasks import (
@@ -274,6 +275,16 @@ class Queue:
     def ends(self) -> TaskEnds:
         """The waits for the ends of tasks on this connection. Raises `CapabilityMissing` without ``control``."""
         return TaskEnds(control_of(self.backend))
+
+    @cached_property
+    def schedules(self) -> QueueSchedules:
+        """The schedules in the store.
+
+        >>> status = await queue.schedules.put(Schedule("cats", Every(3600), resize.call("cats.png")))
+        >>> [schedule.name for schedule in await queue.schedules.list()]
+        ['cats']
+        """
+        return QueueSchedules(self.backend, self._time, stored)
 
     async def ledger(self, *keys: str) -> Ledger:
         """Return the sum of the ledgers of the given queues, or of all queues."""

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime
+from functools import cached_property
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, TypeVar
 from weakref import WeakSet
@@ -21,6 +23,9 @@ from typing_extensions import Unpack
 from taskqueue_core.backend import Backend
 from taskqueue_core.errors import ConfigurationError, TaskQueueError
 from taskqueue_core.queue import PublishOptions, Queue, connect
+from taskqueue_core.queue_schedules import QueueSchedules
+from taskqueue_core.schedule_status import ScheduleStatus
+from taskqueue_core.schedules import Overlap, Schedule
 from taskqueue_core.tasks import Confirmation, Ledger, Task, TaskStatus
 
 T = TypeVar("T")
@@ -274,6 +279,66 @@ class SyncQueue:
         """Return a task's decoded result; see `Queue.result`."""
         return self._loop.call(self.queue.result(key, task_id))
 
+    @cached_property
+    def schedules(self) -> SyncSchedules:
+        """The schedules in the store; see `Queue.schedules`."""
+        return SyncSchedules(self.queue.schedules, self._loop)
+
     def ledger(self, *keys: str) -> Ledger:
         """Return the sum of the ledgers of the given queues, or of all queues; see `Queue.ledger`."""
         return self._loop.call(self.queue.ledger(*keys))
+
+
+class SyncSchedules:
+    """`QueueSchedules` whose methods block until they have a result.
+
+    >>> queue.schedules.put(Schedule("cats", Every(3600), resize.call("cats.png")))
+    """
+
+    def __init__(self, schedules: QueueSchedules, loop: BlockingCalls) -> None:
+        """Make the calls of ``schedules`` in the event loop to which they belong."""
+        self._schedules = schedules
+        self._loop = loop
+
+    def put(self, schedule: Schedule, *, version: int | None = None) -> ScheduleStatus:
+        """Create or replace a schedule; see `QueueSchedules.put`."""
+        return self._loop.call(self._schedules.put(schedule, version=version))
+
+    def get(self, name: str) -> ScheduleStatus | None:
+        """Return a schedule; see `QueueSchedules.get`."""
+        return self._loop.call(self._schedules.get(name))
+
+    def list(self, *, after: str | None = None, limit: int = 100) -> tuple[ScheduleStatus, ...]:
+        """Return a page of schedules; see `QueueSchedules.list`."""
+        return self._loop.call(self._schedules.list(after=after, limit=limit))
+
+    def pause(self, name: str) -> ScheduleStatus:
+        """Pause a schedule; see `QueueSchedules.pause`."""
+        return self._loop.call(self._schedules.pause(name))
+
+    def resume(self, name: str) -> ScheduleStatus:
+        """Resume a schedule; see `QueueSchedules.resume`."""
+        return self._loop.call(self._schedules.resume(name))
+
+    def delete(self, name: str, *, version: int | None = None) -> bool:
+        """Delete a schedule; see `QueueSchedules.delete`."""
+        return self._loop.call(self._schedules.delete(name, version=version))
+
+    def next(self, name: str, count: int = 5) -> tuple[float, ...]:
+        """Return the next instants; see `QueueSchedules.next`."""
+        return self._loop.call(self._schedules.next(name, count))
+
+    def trigger(self, name: str, *, overlap: Overlap | None = None) -> Confirmation:
+        """Publish the task now; see `QueueSchedules.trigger`."""
+        return self._loop.call(self._schedules.trigger(name, overlap=overlap))
+
+    def backfill(
+        self,
+        name: str,
+        since: float | datetime,
+        until: float | datetime,
+        *,
+        overlap: Overlap = "allow",
+    ) -> tuple[Confirmation, ...]:
+        """Publish the tasks of past instants; see `QueueSchedules.backfill`."""
+        return self._loop.call(self._schedules.backfill(name, since, until, overlap=overlap))

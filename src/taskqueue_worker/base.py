@@ -16,6 +16,7 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
+from taskqueue_core.application.declared_schedules import DeclaredSchedules
 from taskqueue_core.application.policies import declared_settings
 from taskqueue_core.application.registry import Tasks
 from taskqueue_core.application.rules import ErrorRules
@@ -24,7 +25,7 @@ from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.queue import Queue
 from taskqueue_worker.child_processes import ChildProcesses, begin_of
-from taskqueue_worker.declarations import apply, watch
+from taskqueue_worker.declarations import Declared
 from taskqueue_worker.handlers import Handler, Handlers
 from taskqueue_worker.process_end import run_process, stopped_by_signals
 from taskqueue_worker.quarantine import Quarantine
@@ -188,6 +189,10 @@ class BaseWorker(ABC):
         declared = own | declared_settings(functions)
         return {key: fields for key, fields in declared.items() if fields and key in self.keys}
 
+    def declared_schedules(self) -> tuple[DeclaredSchedules, ...]:
+        """Return the schedules that the registries of this worker declare."""
+        return tuple(tasks.declared_schedules() for tasks in self._tasks[:-1])
+
     @overload
     def task(self, function: F, /) -> F: ...
     @overload
@@ -281,7 +286,8 @@ class BaseWorker(ABC):
             raise ConfigurationError(
                 "this worker has no handlers: declare some with @tasks.task, or register them with @worker.task"
             )
-        worker_id, declared = self._worker_id or _make_worker_id(), self.declared()
+        worker_id = self._worker_id or _make_worker_id()
+        declared, schedules = self.declared(), self.declared_schedules()
         task_log = self._create_task_log(worker_id)
         handling = (
             stopped_by_signals(self._on_signal, self._unfinished) if signals else nullcontext()
@@ -306,13 +312,11 @@ class BaseWorker(ABC):
             )
             comparing: asyncio.Task[None] | None = None
             try:
-                if declared:
+                if declared or any(each.schedules for each in schedules):
+                    found = Declared(declared, schedules, self._handlers, self.target)
                     if self._apply or link.local:
-                        await apply(link.queue().backend, declared, asked=self._apply)
-                    watching = watch(
-                        *(link.queue, declared, self._handlers, run.reconnected, self.target),
-                        asked=self._apply,
-                    )
+                        await found.apply(link.queue().backend, asked=self._apply)
+                    watching = found.watch(link.queue, run.reconnected, asked=self._apply)
                     comparing = asyncio.create_task(watching)
                 async with scope.open(self._tasks, run.starting):
                     await run.work(link.connect)

@@ -139,7 +139,7 @@ async def test_an_empty_store_is_noticed(caplog: pytest.LogCaptureFixture, *, as
 
     The messages name the whole command, and what an apply has changed.
     """
-    port, seen = free_port(), "differ" if not asked else "declarations applied, settings changed:"
+    port, seen = free_port(), "differ" if not asked else "declarations applied, changed:"
     worker = Worker(sleeping(0, timeout=30), url=f"http://127.0.0.1:{port}")
     worker.target = "shop.tasks:tasks"
     worker.configure(apply=asked)
@@ -159,9 +159,7 @@ async def test_an_empty_store_is_noticed(caplog: pytest.LogCaptureFixture, *, as
             assert (await backend.control.settings("sleep")).timeout == (30 if asked else None)
             server.stop()
             await serving
-    shown = (
-        "settings changed: sleep: retry, timeout" if asked else "'taskqueue apply shop.tasks:tasks'"
-    )
+    shown = "changed: sleep: retry, timeout" if asked else "'taskqueue apply shop.tasks:tasks'"
     assert all(shown in each for each in messages())
 
 

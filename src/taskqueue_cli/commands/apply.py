@@ -1,4 +1,4 @@
-"""``taskqueue apply``: write the policies that tasks declare into the settings of their queues."""
+"""``taskqueue apply``: write what tasks declare into the settings of their queues, and into schedules."""
 
 from __future__ import annotations
 
@@ -13,10 +13,19 @@ from taskqueue_cli.backends import ServerUrl, with_backend
 from taskqueue_cli.limits import NONE, format_rate
 from taskqueue_cli.output import AsJson, argument, console, print_json
 from taskqueue_core.application.applying import Difference, apply_declarations
+from taskqueue_core.application.declared_schedules import AppliedSchedule, ScheduleChange
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.rate_limit import RateLimit
 from taskqueue_worker import BaseWorker, load_worker
 
+_SCHEDULES = {
+    ScheduleChange.CREATED: "created",
+    ScheduleChange.CHANGED: "changed",
+    ScheduleChange.DELETED: "deleted",
+    ScheduleChange.KEPT: "[yellow]kept[/], because it was put at run time or by another registry",
+    ScheduleChange.UNDECLARED: "declared no more; --prune deletes it",
+}
+_WRITTEN = (ScheduleChange.CREATED, ScheduleChange.CHANGED, ScheduleChange.DELETED)
 Target = Annotated[
     str | None,
     argument("Registry of tasks, or worker, for example shop.tasks:tasks.", metavar="MODULE:ATTR"),
@@ -41,20 +50,25 @@ def apply(
     prune: Annotated[
         bool,
         typer.Option(
-            "--prune", help="Reset settings that were declared before and are declared no more."
+            "--prune",
+            help="Reset settings, and delete schedules, that were declared before and are declared no more.",
         ),
     ] = False,
     server: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the policies that tasks declare into the settings of their queues, and print what has changed.
+    """Write what tasks declare into the store: settings of their queues, and schedules. Print what has changed.
 
-    What an operator has set stays as it is, until it is given back with `taskqueue queue set KEY --give-back FIELD`.
+    A schedule that is paused stays paused. What an operator has set stays as it is, until it is given back with
+    `taskqueue queue set KEY --give-back FIELD`.
     """
-    declared = loaded(target).declared()
+    worker = loaded(target)
+    declared, schedules = worker.declared(), worker.declared_schedules()
     applied = with_backend(
         server,
-        lambda backend: apply_declarations(backend, declared, prune=prune, dry_run=dry_run),
+        lambda backend: apply_declarations(
+            backend, declared, schedules, prune=prune, dry_run=dry_run
+        ),
     )
     if as_json:
         groups = msgspec.structs.asdict(applied)
@@ -71,10 +85,14 @@ def apply(
         console.print(
             f"[bold]{each.key}[/]: {each.field} is declared no more ({describe(each)}); --prune resets it"
         )
+    for schedule in applied.schedules:
+        console.print(f"schedule [bold]{schedule.name}[/]: {_SCHEDULES[schedule.change]}")
     number = len(applied.changed)
-    console.print(
-        f"[green]✔[/] queues: {len(declared)}, {'settings to change' if dry_run else 'settings changed'}: {number}"
-    )
+    words = f"queues: {len(declared)}, {'settings to change' if dry_run else 'settings changed'}: {number}"
+    if known := sum(len(each.schedules) for each in schedules):
+        changed = sum(each.change in _WRITTEN for each in applied.schedules)
+        words += f", schedules: {known}, {'to change' if dry_run else 'changed'}: {changed}"
+    console.print(f"[green]✔[/] {words}")
 
 
 def describe(difference: Difference) -> str:
@@ -106,7 +124,7 @@ def _shown(value: object) -> str:
     return str(value)
 
 
-def _as_json(differences: Sequence[Difference]) -> list[dict[str, Any]]:
+def _as_json(differences: Sequence[Difference | AppliedSchedule]) -> list[dict[str, Any]]:
     return [
         {
             name: value.model_dump(mode="json") if isinstance(value, BaseModel) else value

@@ -1,17 +1,24 @@
-"""Writing the policies that tasks declare into the settings of their queues."""
+"""Writing what registries declare into the store: the settings of queues, and schedules."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 from pydantic import ValidationError
 
+from taskqueue_core.application.declared_schedules import (
+    AppliedSchedule,
+    DeclaredSchedules,
+    apply_schedules,
+    demand_schedules,
+)
 from taskqueue_core.backend import Backend, Capability
 from taskqueue_core.capabilities import DECLARABLE, Owner, QueueSettings, control_of, has
 from taskqueue_core.errors import CapabilityMissing, ConfigurationError, InvalidInput
 from taskqueue_core.policy_model import describe
+from taskqueue_core.queue import Queue
 from taskqueue_core.queue_settings import change_settings
 
 _READS = 4
@@ -48,6 +55,8 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     """fields that an operator owns; they are not changed"""
     undeclared: tuple[Difference, ...] = ()
     """fields that a declaration set before and names no more; only ``prune`` resets them"""
+    schedules: tuple[AppliedSchedule, ...] = ()
+    """schedules that are not stored as they are declared, with what was done"""
 
 
 class Comparison:
@@ -93,14 +102,21 @@ class Comparison:
 
 
 async def apply_declarations(
-    backend: Backend, declared: Mapping[str, Mapping[str, Any]], *, prune: bool, dry_run: bool
+    backend: Backend,
+    declared: Mapping[str, Mapping[str, Any]],
+    schedules: Sequence[DeclaredSchedules] = (),
+    *,
+    prune: bool,
+    dry_run: bool,
 ) -> Applied:
-    """Write the declared settings of each queue in one change, without those that an operator owns.
+    """Write the declared settings of each queue in one change, without those that an operator owns, and then schedules.
 
     Raises `CapabilityMissing` before anything is written if the backend lacks a capability, `SettingsConflict` if other
     programs keep changing the settings, `ConfigurationError` and `BackendUnavailable`.
     """
     control = control_of(backend)
+    queue = Queue(backend)
+    demand_schedules(queue, schedules)
     for key, fields in declared.items():
         _demand_capabilities(backend, key, fields)
     results: list[Comparison] = []
@@ -123,6 +139,7 @@ async def apply_declarations(
         changed=tuple(each for result in results for each in result.changed),
         kept=tuple(each for result in results for each in result.kept),
         undeclared=tuple(each for result in results for each in result.undeclared),
+        schedules=await apply_schedules(queue, schedules, prune=prune, dry_run=dry_run),
     )
 
 

@@ -94,6 +94,7 @@ class Arguments(_Payload):
         )
         """the signature without contexts and annotations"""
         self._names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+        self._fields = fields
         try:
             self._by_name = _by_name(fields, allow_extra=extra)
             self._single_parameter = (
@@ -108,6 +109,14 @@ class Arguments(_Payload):
 
         Raises `InvalidArguments` if they do not match the parameters or have no JSON, and `TooLarge`.
         """
+        values = self.bind(task, args, kwargs)
+        try:
+            return _encode(task, self._by_name, values)
+        except InvalidArguments as error:
+            raise _invalid(task, error.got + self._hint(values)) from None
+
+    def bind(self, task: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return arguments by name. Raises `InvalidArguments` if they do not match the parameters."""
         values = dict(zip(self._names, args, strict=False))
         values.update(kwargs)
         if self.dependencies and not self.dependencies.isdisjoint(kwargs):
@@ -118,10 +127,17 @@ class Arguments(_Payload):
                 self.signature.bind(*args, **kwargs)  # raises an error, which names the fault
             except TypeError as error:
                 raise _invalid(task, str(error)) from None
+        return values
+
+    def accepts(self, name: str, value: Any) -> bool:
+        """Return whether a value is allowed as an argument."""
+        kind = self._fields.get(name, Any)
+        kind = get_args(kind)[0] if get_origin(kind) is NotRequired else kind
         try:
-            return _encode(task, self._by_name, values)
-        except InvalidArguments as error:
-            raise _invalid(task, error.got + self._hint(values)) from None
+            Codec(kind).validator.validate_python(value)
+        except ValidationError:
+            return False
+        return True
 
     def _hint(self, values: dict[str, Any]) -> str:
         """Return what to write in place of an argument that is not a parameter, if there is one."""

@@ -6,10 +6,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 
+from msgspec import Raw
 from typing_extensions import Unpack
 
 from taskqueue_core.application.context import Context
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.limits import duration
 from taskqueue_core.queue import PublishOptions, Queue
+from taskqueue_core.schedules import InstantForm, TaskTemplate
 from taskqueue_core.sync import SyncQueue
 from taskqueue_core.tasks import Confirmation, Task
 
@@ -22,6 +26,7 @@ class CallOptions(PublishOptions, total=False):
     on: Queue | SyncQueue
 
 
+_OF_SCHEDULES = ("headers", "priority", "tenant", "ordering_key", "max_attempts", "expires_in")
 OPTIONS = frozenset(CallOptions.__annotations__) | frozenset(PublishOptions.__annotations__)
 """the names of the options of `TaskFunction.using`"""
 
@@ -36,6 +41,10 @@ class DeclaredTask(Protocol[R_co]):
     @property
     def middleware(self) -> tuple[Middleware, ...]:
         """The middleware around the task, the outermost first."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers with which the task is published."""
 
     def using(self, **options: Unpack[CallOptions]) -> DeclaredTask[R_co]:
         """Return a copy with other options."""
@@ -55,12 +64,21 @@ class Call(Generic[R_co]):
     2
     """
 
-    __slots__ = ("function", "payload")
+    __slots__ = ("function", "instants", "payload")
 
-    def __init__(self, function: DeclaredTask[R_co], payload: bytes) -> None:
-        """Store the call. ``function`` has the options, ``payload`` is JSON text."""
+    def __init__(
+        self,
+        function: DeclaredTask[R_co],
+        payload: bytes,
+        instants: Mapping[str, InstantForm] = MappingProxyType({}),
+    ) -> None:
+        """Store the call. ``function`` has the options, ``payload`` is JSON text.
+
+        ``instants``: arguments that are missing there, because they are `taskqueue_core.Instant`.
+        """
         self.function = function
         self.payload = payload
+        self.instants = instants
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -72,11 +90,39 @@ class Call(Generic[R_co]):
 
         >>> traced = call.using(headers={**call.options.get("headers", {}), "trace": "17"})
         """
-        return Call(self.function.using(**options), self.payload)
+        return Call(self.function.using(**options), self.payload, self.instants)
 
     async def task(self, queue: Queue) -> Task:
         """Return the task to publish. Raises `InvalidInput`."""
+        if self.instants:
+            raise InvalidInput(
+                min(self.instants), "Instant", "a value: only the call of a schedule has an instant"
+            )
         return await self.function.task(queue, self.payload)
+
+    def template(self) -> TaskTemplate:
+        """Return the task that a schedule publishes for this call.
+
+        Raises `InvalidInput` for an option that is not one of a schedule's call, such as ``delay`` or ``id``.
+        """
+        options: dict[str, Any] = {**self.function.changes}
+        options.pop("on", None)
+        for name in options:
+            if name not in _OF_SCHEDULES:
+                raise InvalidInput(
+                    name,
+                    "an option that the call of a schedule cannot have",
+                    ", ".join(_OF_SCHEDULES),
+                )
+        if options.get("expires_in") is not None:
+            options["expires_in"] = duration("expires_in", options["expires_in"])
+        options["headers"] = {**(options.get("headers") or {}), **self.function.headers}
+        return TaskTemplate(
+            key=self.function.queue,
+            payload=Raw(self.payload),
+            instants=dict(self.instants),
+            **options,
+        )
 
 
 class Middleware(Protocol):

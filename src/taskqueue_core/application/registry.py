@@ -5,13 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from datetime import datetime
 from types import MappingProxyType
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 from taskqueue_core.application.applying import Applied, apply_declarations
 from taskqueue_core.application.call import Call, Middleware
 from taskqueue_core.application.connections import Connections
 from taskqueue_core.application.context import Context
+from taskqueue_core.application.declared_schedules import DeclaredSchedules
+from taskqueue_core.application.errors import InvalidArguments
 from taskqueue_core.application.handles import Handle, SyncHandle
 from taskqueue_core.application.lifespan import LifespanFunction, checked_lifespan
 from taskqueue_core.application.policies import (
@@ -21,34 +24,17 @@ from taskqueue_core.application.policies import (
 )
 from taskqueue_core.application.publishing import checked_calls, publish_calls
 from taskqueue_core.application.rules import ErrorRules
+from taskqueue_core.application.task_decorator import TaskDecorator
 from taskqueue_core.application.task_function import TaskFunction, TaskOptions, location_of, name_of
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import check_name, kind_of
 from taskqueue_core.policy_model import nearest_first
 from taskqueue_core.retry import RetryPolicy
+from taskqueue_core.schedules import Cron, Every, Schedule
 
 L = TypeVar("L", bound=LifespanFunction)
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class TaskDecorator(Protocol):
-    """What `Tasks.task` returns if it is called with a name or with options: a decorator."""
-
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[Context[Any], P], Coroutine[Any, Any, R]], /
-    ) -> TaskFunction[P, R, Coroutine[Any, Any, R]]: ...
-    @overload
-    def __call__(
-        self, function: Callable[P, Coroutine[Any, Any, R]], /
-    ) -> TaskFunction[P, R, Coroutine[Any, Any, R]]: ...
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[Context[Any], P], R], /
-    ) -> TaskFunction[P, R, R]: ...
-    @overload
-    def __call__(self, function: Callable[P, R], /) -> TaskFunction[P, R, R]: ...
 
 
 class Tasks(Connections):
@@ -77,6 +63,7 @@ class Tasks(Connections):
         super().__init__(middleware)
         self._prefix = prefix
         self._functions: dict[str, TaskFunction[..., Any]] = {}
+        self._schedules: dict[str, Schedule] = {}
         self._included: list[Tasks] = []
         self._lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None
 
@@ -113,6 +100,7 @@ class Tasks(Connections):
         result_ttl: float | None = None,
         batch: int | None = None,
         run: Literal["auto", "thread", "process"] = "auto",
+        schedule: Cron | Every | None = None,
     ) -> TaskDecorator: ...
 
     def task(
@@ -128,6 +116,7 @@ class Tasks(Connections):
         result_ttl: float | None = None,
         batch: int | None = None,
         run: Literal["auto", "thread", "process"] = "auto",
+        schedule: Cron | Every | None = None,
         **unknown: object,
     ) -> Any:
         """Declare a function as a task: ``@tasks.task``, or ``@tasks.task("name", timeout=30)``.
@@ -142,6 +131,9 @@ class Tasks(Connections):
         ``run`` is where a worker calls the function. ``auto``: an async function in the event loop, any other in a
         thread; ``thread``: refuse an async function; ``process``: in a child process, one task at a time, which a
         timeout, a cancel or a lost lease kills.
+
+        ``schedule`` lets the store publish the task at these times, without arguments, once `apply` has written it;
+        `schedule` has more options.
 
         The other options are settings of the queue, which `apply` writes: ``retry`` is a policy or a number of
         attempts, by default 10 attempts after 2, 4, 8 ... seconds, up to 10 minutes; after ``timeout`` seconds an
@@ -167,12 +159,12 @@ class Tasks(Connections):
         policies = declared_policies(retry, timeout, limits, result_ttl)
         options = TaskOptions.of(policies, batch, on_error, run)
         if callable(function):
-            return self._add(function, None, queue, options)
+            return self._add(function, None, queue, options, schedule)
         if function is not None and not isinstance(function, str):
             raise ConfigurationError(
                 f"task: got a {type(function).__name__}; expected a function, or a name as text"
             )
-        return lambda declared: self._add(declared, function, queue, options)
+        return lambda declared: self._add(declared, function, queue, options, schedule)
 
     def _add(
         self,
@@ -180,6 +172,7 @@ class Tasks(Connections):
         name: str | None,
         queue: str | None,
         options: TaskOptions,
+        schedule: Cron | Every | None,
     ) -> TaskFunction[..., Any]:
         if not callable(function):
             raise ConfigurationError(f"task: got a {type(function).__name__}; expected a function")
@@ -197,7 +190,89 @@ class Tasks(Connections):
             self, function, whole, queue or whole, options
         )
         self._register(declared)
+        if schedule is not None:
+            self._schedule(whole, schedule, declared.call)
         return declared
+
+    def schedule(
+        self,
+        name: str,
+        call: Call[Any],
+        when: Cron | Every,
+        *,
+        catch_up: Literal["none", "last", "all"] = "last",
+        late: float = 3600,
+        overlap: Literal["skip", "allow", "wait", "replace"] = "skip",
+        jitter: float = 0,
+        starts: datetime | None = None,
+        ends: datetime | None = None,
+        paused: bool = False,
+    ) -> Schedule:
+        """Declare a schedule: the store publishes ``call`` at the times ``when``, once `apply` has written it.
+
+        Its name is the prefix of the registry and ``name``. The other options are fields of `taskqueue_core.Schedule`.
+        Raises `ConfigurationError`, which names the field, for a value that is not allowed and for a name that is
+        taken.
+
+        >>> schedule = tasks.schedule("cats", resize.call("cats.png"), Cron("0 7 * * *", timezone="Asia/Tokyo"))
+        >>> schedule.name
+        'shop.cats'
+        """
+        if not isinstance(name, str):
+            raise ConfigurationError(f"name: got a {type(name).__name__}; expected text")
+        return self._schedule(
+            self._prefix + name,
+            when,
+            lambda: call,
+            catch_up=catch_up,
+            late=late,
+            overlap=overlap,
+            jitter=jitter,
+            starts=starts,
+            ends=ends,
+            paused=paused,
+        )
+
+    def _schedule(
+        self, name: str, when: Cron | Every, call: Callable[[], Call[Any]], **options: Any
+    ) -> Schedule:
+        try:
+            schedule = Schedule(name, when, call(), **options)
+        except InvalidArguments as error:
+            raise ConfigurationError(
+                f"schedule of the task {name!r}: it is called without arguments, but {error.got}: declare the "
+                "schedule with tasks.schedule(name, task.call(...), when)"
+            ) from error
+        except InvalidInput as error:
+            raise ConfigurationError(f"schedule {name!r}: {error}") from error
+        self._register_schedule(schedule)
+        return schedule
+
+    def _register_schedule(self, schedule: Schedule) -> None:
+        if self._schedules.get(schedule.name, schedule) is not schedule:
+            raise ConfigurationError(
+                f"the name {schedule.name!r} is taken by another schedule of this registry: give another name"
+            )
+        self._schedules[schedule.name] = schedule
+        for parent in self._parents:
+            parent._register_schedule(schedule)  # noqa: SLF001 - an attribute of the same class
+
+    @property
+    def schedules(self) -> Mapping[str, Schedule]:
+        """The declared schedules by name, in the order of declaration."""
+        return MappingProxyType(self._schedules)
+
+    def declared_schedules(self) -> DeclaredSchedules:
+        """Return the schedules of this registry and of those that it includes, for `apply`."""
+        return DeclaredSchedules(
+            owner=self._prefix,
+            prefixes=self._prefixes(),
+            queues=frozenset(function.queue for function in self._functions.values()),
+            schedules=self.schedules,
+        )
+
+    def _prefixes(self) -> frozenset[str]:
+        return frozenset({self._prefix}).union(*(each._prefixes() for each in self._included))  # noqa: SLF001 - as above
 
     def _register(self, function: TaskFunction[..., Any]) -> None:
         known = self._functions.get(function.name, function)
@@ -214,11 +289,15 @@ class Tasks(Connections):
             parent._register(function)  # noqa: SLF001 - an attribute of the same class
 
     async def apply(self, *, prune: bool = False, dry_run: bool = False) -> Applied:
-        """Write the policies of all tasks into the settings of their queues, in one change for each queue.
+        """Write the policies of all tasks into the settings of their queues, and the schedules, into the store.
 
-        Only fields that the declaration owns are changed; what an operator has set stays, until it is given back with
-        ``taskqueue queue set KEY --give-back FIELD``. With ``prune``, fields that were declared before and are declared
-        no more get their defaults. With ``dry_run``, nothing is written.
+        Each queue is changed at once. Only fields that the declaration owns are changed; what an operator has set
+        stays, until it is given back with ``taskqueue queue set KEY --give-back FIELD``. With ``prune``, fields that
+        were declared before and are declared no more get their defaults. With ``dry_run``, nothing is written.
+
+        A schedule is created or replaced, but a pause stays in force, and a schedule of the same name that was put at
+        run time stays as it is. With ``prune``, schedules that this registry, known by its prefix, declared before and
+        declares no more are deleted.
 
         Raises `SettingsConflict` if other programs keep changing the settings, `CapabilityMissing` if the backend
         cannot keep a setting, `ConfigurationError` if a setting contradicts one of an operator, and `NotConnected`.
@@ -227,10 +306,11 @@ class Tasks(Connections):
         """
         backend = self.queue().backend
         declared = declared_settings(self._functions.values())
-        return await apply_declarations(backend, declared, prune=prune, dry_run=dry_run)
+        schedules = [self.declared_schedules()]
+        return await apply_declarations(backend, declared, schedules, prune=prune, dry_run=dry_run)
 
     def include(self, *others: Tasks) -> None:
-        """Add the tasks of other registries, also those that are declared there later.
+        """Add the tasks and schedules of other registries, also those that are declared there later.
 
         They are published through the connection of this registry, unless theirs has one. Raises `ConfigurationError`
         if a name is taken.
@@ -249,6 +329,8 @@ class Tasks(Connections):
                 continue
             for function in other._functions.values():  # noqa: SLF001 - an attribute of the same class
                 self._register(function)
+            for schedule in other._schedules.values():  # noqa: SLF001 - as above
+                self._register_schedule(schedule)
             other._parents.append(self)  # noqa: SLF001 - an attribute of the same class
             self._included.append(other)
 

@@ -16,6 +16,7 @@ from taskqueue_core.application.call import OPTIONS, Call, CallOptions, Middlewa
 from taskqueue_core.application.connections import Connections
 from taskqueue_core.application.errors import InvalidArguments
 from taskqueue_core.application.handles import Handle, SyncHandle
+from taskqueue_core.application.instants import write_with_instants
 from taskqueue_core.application.publishing import publish_calls
 from taskqueue_core.application.results import Results
 from taskqueue_core.application.rules import NO_RULES, ErrorRules, checked_rules
@@ -23,6 +24,7 @@ from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.policy_model import nearest_first
 from taskqueue_core.queue import PublishOptions, Queue, stored
+from taskqueue_core.schedules import is_instant
 from taskqueue_core.tasks import DEFAULT_PRIORITY, Task, checked_task, new_id
 
 P = ParamSpec("P")
@@ -186,8 +188,12 @@ class TaskFunction(Generic[P, R_co, C_co]):
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
         """Check and encode arguments, without publishing. Raises `InvalidArguments`.
 
+        In the call of a schedule, an argument may be `taskqueue_core.Instant`.
+
         >>> handles = await tasks.publish_many(resize.call(name) for name in names)
         """
+        if any(map(is_instant, (*args, *kwargs.values()))):
+            return Call(self, *write_with_instants(self.arguments, self.name, args, kwargs))
         return Call(self, self.arguments.write(self.name, args, kwargs))
 
     def handle(self, task_id: str) -> Handle[R_co]:

@@ -26,6 +26,7 @@ __all__ = [
     "Schedulable",
     "Schedule",
     "TaskTemplate",
+    "check_overlap",
     "is_instant",
     "next_instant",
     "scheduled_task",
@@ -104,8 +105,10 @@ class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         instant: float,
         available: float,
         overlap: Overlap = "allow",
+        *,
+        delayed: bool = False,
     ) -> Task:
-        """Return the task of one instant, which becomes available at the time ``available``."""
+        """Return the task of one instant. It becomes available at the time ``available``, or at once."""
         ordering_key, unique = _overlap(schedule, overlap)
         names = {SCHEDULE_HEADER: schedule, INSTANT_HEADER: text_of(instant)}
         return Task(
@@ -118,7 +121,7 @@ class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             ordering_key=ordering_key or self.ordering_key,
             unique=unique,
             max_attempts=self.max_attempts,
-            not_before=available if available > instant else None,
+            not_before=available if delayed else None,
             deadline=None if self.expires_in is None else available + self.expires_in,
         )
 
@@ -174,7 +177,7 @@ class Schedule(msgspec.Struct, frozen=True, omit_defaults=True):
     ``taskqueue-schedule`` and ``taskqueue-instant`` contain both.
 
     >>> schedule = Schedule("resize.cats", Every(3600), resize.call("cats.png"), catch_up="none")
-    >>> await queue.schedules.put(schedule)
+    >>> status = await queue.schedules.put(schedule)
     """
 
     name: str
@@ -214,7 +217,6 @@ class Schedule(msgspec.Struct, frozen=True, omit_defaults=True):
                 )
             set_field(self, "call", self.call.template())
         _check_choice("catch_up", self.catch_up, CatchUp)
-        _check_choice("overlap", self.overlap, Overlap)
         check_duration("late", self.late)
         if self.late < 1:
             raise InvalidInput("late", "a number that is not allowed", "a number of seconds from 1")
@@ -227,10 +229,7 @@ class Schedule(msgspec.Struct, frozen=True, omit_defaults=True):
         ends = checked_datetime("ends", self.ends)
         if ends is not None and ends <= (starts or 0):
             raise InvalidInput("ends", "a time that is not later than starts", "a later time")
-        if self.overlap == "wait" and self.task.ordering_key is not None:
-            raise InvalidInput(
-                "overlap", "'wait' with an ordering key", "another overlap, or no ordering key"
-            )
+        check_overlap(self.overlap, self.task)
 
     @property
     def task(self) -> TaskTemplate:
@@ -258,11 +257,17 @@ def next_instant(schedule: Schedule, after: float) -> float | None:
     return instant
 
 
-def scheduled_task(schedule: Schedule, instant: float) -> Task:
-    """Return the task that a schedule publishes for an instant: the same one in each process."""
+def scheduled_task(schedule: Schedule, instant: float, now: float | None = None) -> Task:
+    """Return the task that a schedule publishes for an instant: the same one in each process.
+
+    ``now`` is given for a task that an operator asks for: it is available at once, and does not expire before.
+    """
     task_id = f"{schedule.name}.{text_of(instant)}"
-    available = instant + schedule.delay(instant)
-    return schedule.task.task(task_id, schedule.name, instant, available, schedule.overlap)
+    delay = schedule.delay(instant) if now is None else 0.0
+    available = instant + delay if now is None else max(instant, now)
+    return schedule.task.task(
+        task_id, schedule.name, instant, available, schedule.overlap, delayed=delay > 0
+    )
 
 
 def check_schedule_name(name: object) -> None:
@@ -270,6 +275,15 @@ def check_schedule_name(name: object) -> None:
     check_name("name", name)
     if len(cast("str", name)) > LIMITS.schedule_name:
         raise InvalidInput("name", kind_of(name), f"at most {LIMITS.schedule_name} characters")
+
+
+def check_overlap(overlap: object, task: TaskTemplate) -> None:
+    """Check what happens if tasks of a schedule overlap. Raises `InvalidInput`."""
+    _check_choice("overlap", overlap, Overlap)
+    if overlap == "wait" and task.ordering_key is not None:
+        raise InvalidInput(
+            "overlap", "'wait' with an ordering key", "another overlap, or no ordering key"
+        )
 
 
 def _check_choice(field: str, value: object, choices: Any) -> None:

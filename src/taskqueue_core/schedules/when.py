@@ -6,6 +6,7 @@ the same one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from datetime import UTC, datetime, tzinfo
 from functools import lru_cache
@@ -150,7 +151,8 @@ def _check_text(field: str, value: object, longest: int, allowed: str) -> None:
 
 @lru_cache(maxsize=4096)
 def _following_cron(expression: str, timezone: str, after: float) -> float | None:
-    for instant in _instants(expression, _zone(timezone), after):
+    # From the full second on, because a datetime would round the rest, perhaps up to the instant that comes next.
+    for instant in _instants(expression, _zone(timezone), math.floor(after)):
         if instant > after:
             return instant
     return None
