@@ -173,7 +173,7 @@ def outcomes_of_return(
     outcomes = []
     for job, item in zip(jobs, value, strict=True):
         if isinstance(item, Exception):
-            outcome, reason = _outcome_by_rules(job, item)
+            outcome, reason = _outcome_by_rules(job, item, outcome_of_error(item))
             if isinstance(outcome, Failed) and not job.settled:
                 copy_context().run(log.failed_alone, [job.delivery], reason)
         else:
@@ -188,18 +188,21 @@ def _log_end(job: RunningTask, outcome: Outcome, log: TaskLog) -> None:
         log.ended(job.delivery, outcome)
 
 
-def outcomes_of_error(call: HandlerCall, error: BaseException, log: TaskLog) -> HandlerEnd:
+def outcomes_of_error(
+    call: HandlerCall, error: BaseException, log: TaskLog, failed: Failed | None = None
+) -> HandlerEnd:
     """Return one outcome per task of a call whose handler raised ``error``, or ``error`` if it ends the process.
 
-    Failures, rejections, retries and snoozes are logged.
+    ``failed`` is the outcome if no rule decides, by default that of ``error``. Failures, rejections, retries and
+    snoozes are logged.
     """
     if not isinstance(error, Exception):
         return error
+    outcome = failed or outcome_of_error(error)
     if not call.handler.options.on_error:
-        outcome = outcome_of_error(error)
         ends = [(outcome, error)] * len(call.jobs)
     else:
-        ends = [_outcome_by_rules(job, error) for job in call.jobs]
+        ends = [_outcome_by_rules(job, error, outcome) for job in call.jobs]
     failed: dict[int, tuple[Exception, list[AnyDelivery]]] = {}
     for job, (outcome, reason) in zip(call.jobs, ends, strict=True):
         _log_end(job, outcome, log)
@@ -210,20 +213,22 @@ def outcomes_of_error(call: HandlerCall, error: BaseException, log: TaskLog) -> 
     return [outcome for outcome, _ in ends]
 
 
-def _outcome_by_rules(job: RunningTask, error: Exception) -> tuple[Outcome, Exception]:
+def _outcome_by_rules(
+    job: RunningTask, error: Exception, outcome: Outcome
+) -> tuple[Outcome, Exception]:
     """Return the outcome of an attempt that raised ``error``, and the exception that is the reason for it.
 
-    If the function of a rule raises an exception, that is the reason: the attempt fails because of it.
+    ``outcome`` is the one without rules. If the function of a rule raises an exception, that is the reason: the
+    attempt fails because of it.
     """
     rules = job.call.handler.options.on_error
     if not rules or isinstance(error, Rule | InvalidPayload):
-        return outcome_of_error(error), error
+        return outcome, error
     try:
         rule = rule_for(rules, error, job.context)
     except Exception as wrong:  # noqa: BLE001 - a rule may raise any exception
         wrong.__context__ = wrong.__context__ or error
         return outcome_of_error(wrong), wrong
-    outcome = outcome_of_error(error)
     if rule is None or not isinstance(outcome, Failed):
         return outcome, error
     match rule:

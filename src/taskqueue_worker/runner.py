@@ -303,8 +303,10 @@ class HandlerRunner:
         limit = self._settler.result_limit
         return _end_of(call, lambda: outcomes_of_return(call, value, limit, self._task_log))
 
-    def _raised(self, call: HandlerCall, error: BaseException) -> HandlerEnd:
-        return _end_of(call, lambda: outcomes_of_error(call, error, self._task_log))
+    def _raised(
+        self, call: HandlerCall, error: BaseException, failed: Failed | None = None
+    ) -> HandlerEnd:
+        return _end_of(call, lambda: outcomes_of_error(call, error, self._task_log, failed))
 
     def _on_threads_ended(self, ends: list[tuple[HandlerCall, HandlerEnd]]) -> None:
         for call, end in ends:
@@ -321,13 +323,19 @@ class HandlerRunner:
         return {id(job.call): job.call for job in self._running.values()}.values()
 
     def _time_out(self, call: HandlerCall, timeout: float) -> None:
-        error = f"timeout after {timeout:g} s"
-        if live := [job.delivery for job in call.jobs if not job.settled]:
-            self._context.copy().run(self._task_log.failed_alone, live, TimeoutError(error))
-        for job in call.jobs:
+        failed = Failed(f"timeout after {timeout:g} s")
+        ends = self._context.copy().run(self._timed_out, call, failed)
+        if isinstance(ends, BaseException):  # raised by an error rule
+            self._on_fatal(ends)
+            ends = [failed] * len(call.jobs)
+        for job, outcome in zip(call.jobs, ends, strict=True):
             job.context.revoke()
-            self._settle_early(job, Failed(error))
+            self._settle_early(job, outcome)
         call.cancel_if_settled()
+
+    def _timed_out(self, call: HandlerCall, failed: Failed) -> HandlerEnd:
+        self._task_log.enter(call.jobs[0].delivery, len(call.jobs))
+        return self._raised(call, TimeoutError(failed.error), failed)
 
     def _settle_early(self, job: RunningTask, outcome: Outcome) -> None:
         """Report the outcome of a task whose handler is still running, unless an outcome was reported before."""

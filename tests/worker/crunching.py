@@ -86,6 +86,9 @@ def _hang(context: Context) -> None:
 
 hang = tasks.task("hang", run="process")(_hang)
 hang_briefly = tasks.task("hang_briefly", run="process", timeout=0.2)(_hang)
+hang_in_vain = tasks.task(
+    "hang_in_vain", run="process", timeout=0.2, on_error={TimeoutError: Reject("too_slow")}
+)(_hang)
 
 
 @tasks.task(run="process")

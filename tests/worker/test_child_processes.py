@@ -173,6 +173,16 @@ async def test_processes_of_a_task(server: FakeServer, tmp_path: Path, end: bool
                 assert await asyncio.to_thread(opened.read) in {"", "started\n"}
 
 
+async def test_a_rule_for_the_timeout(server: FakeServer) -> None:
+    """U5, U8: a rule for ``TimeoutError`` decides what becomes of an attempt whose process the timeout kills."""
+    async with running(Worker(tasks, url=server.url, concurrency=1)):
+        peer = await server.welcomed()
+        await peer.deliver(work({}, key="hang_in_vain"))
+        frame = await peer.next(DeadLetterFrame)
+        assert (frame.reason, frame.error) == ("too_slow", "timeout after 0.2 s")
+        await peer.next(Credit)
+
+
 async def test_processes_are_replaced(server: FakeServer) -> None:
     """U8: with ``tasks_per_child``, a process is replaced after that many tasks."""
     worker = Worker(tasks, url=server.url, concurrency=1)

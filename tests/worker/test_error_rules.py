@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,14 +12,16 @@ from typing import Any
 import pytest
 
 from taskqueue_core import Context, Queue, Reject, Retry, Snooze, TaskDead, Tasks
+from taskqueue_core.application.rules import Rule
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import dead_letters_of
 from taskqueue_core.errors import ConfigurationError
+from taskqueue_core.protocol.frames import RetryFrame
 from taskqueue_core.tasks import DeadLetter, State, TaskStatus
 from taskqueue_memory import MemoryBackend
-from taskqueue_worker import LocalWorker
+from taskqueue_worker import LocalWorker, Worker
 from tests.application.running import working
-from tests.worker.fake import PATIENCE
+from tests.worker.fake import PATIENCE, FakeServer, running, work
 from tests.worker.local import ledger_when, publish, serving, status
 
 
@@ -133,6 +136,71 @@ async def test_what_a_handler_raises_needs_no_rule() -> None:
     await publish(backend, {})
     async with serving(LocalWorker(tasks, backend=backend)):
         await ledger_when(backend, lambda ledger: ledger.scheduled)
+    await backend.aclose()
+
+
+@pytest.mark.parametrize("sync", [True, False])
+async def test_rules_for_the_timeout(
+    server: FakeServer, caplog: pytest.LogCaptureFixture, *, sync: bool
+) -> None:
+    """The timeout of an attempt is a ``TimeoutError`` for the rules, also of its bases, and the log says it (U5)."""
+    caplog.set_level(logging.INFO, "taskqueue.worker")
+    tasks = Tasks()
+    seen: list[tuple[str, int]] = []
+    gate = threading.Event()
+
+    def decide(error: TimeoutError, context: Context) -> Rule | None:
+        seen.append((str(error), context.attempt))
+        return (Snooze(60), Retry(5), None)[context.attempt - 1]
+
+    def wait() -> None:
+        assert gate.wait(PATIENCE)
+
+    async def sleep() -> None:
+        await asyncio.sleep(PATIENCE)
+
+    tasks.task("work", timeout=0.01, on_error={OSError: decide})(wait if sync else sleep)
+    async with running(Worker(tasks, url=server.url, concurrency=3)):
+        peer = await server.welcomed()
+        frames = []
+        for attempt in (1, 2, 3):
+            await peer.deliver(work(attempt=attempt))
+            frames.append(await peer.next(RetryFrame))
+        gate.set()
+    assert [each.delay for each in frames] == [60, 5, None]
+    assert [each.error for each in frames[1:]] == ["timeout after 0.01 s"] * 2
+    assert seen == [("timeout after 0.01 s", attempt) for attempt in (1, 2, 3)]
+    mine = [each for each in caplog.records if vars(each).get("task_id")]
+    assert ["put off" in mine[0].message, "asks for a retry" in mine[1].message] == [True, True]
+    assert mine[2].exc_info is not None
+    assert mine[2].exc_info[0] is TimeoutError
+
+
+async def test_a_rule_that_fails_at_the_timeout() -> None:
+    """A rule that raises an exception at the timeout fails the attempt; ``SystemExit`` ends the worker, too (U5)."""
+    tasks = Tasks()
+
+    def end(error: TimeoutError, _context: Context) -> None:
+        raise SystemExit(str(error))
+
+    @tasks.task("broken", timeout=0.01, on_error={TimeoutError: broken})
+    async def fail() -> None:
+        await asyncio.sleep(PATIENCE)
+
+    @tasks.task("ending", timeout=0.05, on_error={TimeoutError: end})
+    async def end_the_worker() -> None:
+        await asyncio.sleep(PATIENCE)
+
+    backend = MemoryBackend()
+    queue = Queue(backend)
+    handles = [await each.using(on=queue).publish() for each in (fail, end_the_worker)]
+    with pytest.raises(SystemExit, match="timeout after"):
+        await LocalWorker(tasks, backend=backend).serve()
+    found = [await each.status() for each in handles]
+    assert [each and each.error for each in found] == [
+        "RuntimeError: no rule for TimeoutError, Context",
+        "timeout after 0.05 s",
+    ]
     await backend.aclose()
 
 
