@@ -76,6 +76,8 @@ _json = msgspec.json.Decoder(msgspec.Raw)
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
 _ONE_KIND = bytes.maketrans(b"{}", b"[]")
 _RUN = re.compile(rb"\[+|\]+")
+_ONE_DIGIT = bytes.maketrans(b"123456789", b"000000000")
+_LONG = b"0" * 4301
 _FEW = 16
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
@@ -166,6 +168,14 @@ def check_encoded(field: str, value: bytes, limit: str) -> None:
         raise InvalidInput(
             field, f"{kind_of(value)}, nested too deeply", f"at most {LIMITS.depth} nested levels"
         )
+
+
+def check_digits(field: str, text: bytes) -> None:
+    """Check that JSON text contains no whole number of more than 4300 digits, which Python does not parse."""
+    if len(text) < len(_LONG) or _LONG not in text.translate(_ONE_DIGIT):
+        return
+    if _LONG in _STRING.sub(b"", text).translate(_ONE_DIGIT):
+        raise InvalidInput(field, "a long whole number", "at most 4300 digits; pass it as text")
 
 
 def _too_deep(text: bytes) -> bool:

@@ -26,8 +26,10 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]
+Whole = Annotated[int, Field(strict=True), BeforeValidator(_whole)]
 """annotation for a setting that is a whole number; JSON may write it as ``1`` or ``1.0``, which are the same number"""
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+"""annotation for a setting that is a number: neither text nor a truth value"""
 
 
 class IntervalUnit(StrEnum):

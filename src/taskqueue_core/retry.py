@@ -22,7 +22,7 @@ from pydantic import Field
 
 from taskqueue_core.limits import LIMITS, check_duration
 from taskqueue_core.policy_model import PolicyModel
-from taskqueue_core.rate_limit import Whole
+from taskqueue_core.rate_limit import Number, Whole
 from taskqueue_core.tasks import Delivery
 
 __all__ = [
@@ -46,7 +46,7 @@ __all__ = [
 EXHAUSTED = "max_retries_exceeded"
 """reason stored with a dead letter whose task has used all its attempts"""
 
-_Delay = Annotated[float, Field(ge=0, le=7 * 86_400, allow_inf_nan=False)]
+_Delay = Annotated[Number, Field(ge=0, le=7 * 86_400)]
 
 
 class RetryPolicy(PolicyModel):
@@ -59,15 +59,15 @@ class RetryPolicy(PolicyModel):
     >>> listed = RetryPolicy(delays=(5, 60, 900))  # 5 s, 60 s, then 900 s again and again
     """
 
-    base: float = Field(default=1.0, ge=0, le=86_400, allow_inf_nan=False)
+    base: Number = Field(default=1.0, ge=0, le=86_400)
     """seconds before the first retry, before the jitter is applied"""
-    cap: float = Field(default=30.0, ge=0, le=7 * 86_400, allow_inf_nan=False)
+    cap: Number = Field(default=30.0, ge=0, le=7 * 86_400)
     """maximum delay in seconds, before the jitter is applied"""
-    jitter: float = Field(default=0.1, ge=0, le=1, allow_inf_nan=False)
+    jitter: Number = Field(default=0.1, ge=0, le=1)
     """maximum random change of the delay, as a share of it: 0.1 means plus or minus 10 %"""
     max_attempts: Whole = Field(default=50, ge=1, le=1000)
     """maximum number of attempts, including the first; if all of them fail, the task becomes a dead letter"""
-    factor: float = Field(default=2.0, ge=1, le=100, allow_inf_nan=False)
+    factor: Number = Field(default=2.0, ge=1, le=100)
     """number by which the delay is multiplied after each retry; 1 means that all delays are ``base``"""
     delays: tuple[_Delay, ...] = Field(default=(), max_length=100)
     """delays in seconds before the first, second ... retry, instead of the formula; the last one repeats"""

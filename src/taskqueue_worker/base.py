@@ -11,7 +11,6 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from contextlib import AbstractAsyncContextManager, nullcontext
-from math import isfinite
 from typing import Any, TypeVar, overload
 
 import msgspec
@@ -22,7 +21,7 @@ from taskqueue_core.application.registry import Tasks
 from taskqueue_core.application.rules import ErrorRules
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError, InvalidInput
-from taskqueue_core.limits import LIMITS, check_name
+from taskqueue_core.limits import LIMITS, check_duration, check_name
 from taskqueue_core.queue import Queue
 from taskqueue_worker.child_processes import ChildProcesses, begin_of
 from taskqueue_worker.declarations import Declared
@@ -79,8 +78,10 @@ class BaseWorker(ABC):
                     f"a worker takes registries of tasks, got a {type(registry).__name__}: pass an address as url=..., "
                     "and a backend as backend=..."
                 )
-        if not (isfinite(grace) and grace >= 0):
-            raise ConfigurationError("grace must be a number of seconds, 0 or more")
+        try:
+            check_duration("grace", grace)
+        except InvalidInput as error:
+            raise ConfigurationError(str(error)) from None
         self._worker_id: str | None = None
         self._concurrency = self._prefetch = 0
         self._grace = grace
@@ -126,7 +127,7 @@ class BaseWorker(ABC):
         if self._current_run is not None:
             raise ConfigurationError("this worker is already running")
         if tasks_per_child is not None:
-            if tasks_per_child < 1:
+            if type(tasks_per_child) is not int or tasks_per_child < 1:
                 raise ConfigurationError("tasks_per_child must be at least 1")
             self._tasks_per_child = tasks_per_child
         if only is not None:
@@ -135,7 +136,8 @@ class BaseWorker(ABC):
             self._handlers = Handlers()
         if concurrency is not None:
             ahead = self._prefetch if prefetch is None else prefetch
-            if concurrency < 1 or ahead < 0 or concurrency + ahead > LIMITS.credit:
+            whole = type(concurrency) is type(ahead) is int
+            if not whole or concurrency < 1 or ahead < 0 or concurrency + ahead > LIMITS.credit:
                 raise ConfigurationError(
                     f"concurrency must be at least 1, prefetch at least 0, and their sum at most {LIMITS.credit}"
                 )

@@ -63,10 +63,34 @@ async def check_wait(queue: Queue, task: TaskName, call: WaitingCall, calls: Run
     )
     if live and _is_stuck(task, call, owners, limits):
         raise WouldBlock(
-            f"task {task_id} of {key} cannot end while this handler waits for it: handlers that wait for one another "
-            f"have reached max_inflight of a queue (of {key}: {limits[key]}). Raise the limit, or let the handler of "
-            "the other task publish what follows"
+            f"task {task_id} of {key} cannot end while this handler waits for it: {_advice(task, call, owners, limits)}"
         )
+
+
+def _advice(
+    task: TaskName,
+    call: WaitingCall,
+    owners: Mapping[TaskName, WaitingCall | None],
+    limits: Mapping[str, int | None],
+) -> str:
+    """Return why ``call`` cannot wait for ``task``, and what to do."""
+    found, names = {task}, [task]
+    for name in names:
+        owner = owners.get(name)
+        if owner is call:
+            return (
+                "it is this handler's own task, or waits for it in turn, so the waits are a circle, which no limit "
+                "changes. Let one of the handlers return without waiting, and publish what follows with its result"
+            )
+        more = set(owner.waits) - found if owner is not None else set()
+        found |= more
+        names += more
+    full = sorted({key for key, _ in found - owners.keys() if limits.get(key) is not None})
+    reached = ", ".join(f"of {key}: {limits[key]}" for key in full)
+    return (
+        f"handlers that wait for one another have reached max_inflight of a queue ({reached}). Raise the limit, or let "
+        "the handler of the other task publish what follows"
+    )
 
 
 def _may_be_stuck(task: TaskName, calls: RunningCalls, limit: int | None) -> bool:

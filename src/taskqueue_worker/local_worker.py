@@ -98,8 +98,8 @@ class LocalWorker(BaseWorker):
             self._backend = backend
 
     def _prefetch_for(self, concurrency: int) -> int:
-        if self._requested_prefetch is not None:
-            return self._requested_prefetch
+        if self._requested_prefetch is not None or type(concurrency) is not int:
+            return self._requested_prefetch or 0
         return max(0, min(concurrency, LIMITS.credit - concurrency))
 
     @property

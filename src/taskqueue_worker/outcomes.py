@@ -203,12 +203,12 @@ def outcomes_of_error(
         ends = [(outcome, error)] * len(call.jobs)
     else:
         ends = [_outcome_by_rules(job, error, outcome) for job in call.jobs]
-    failed: dict[int, tuple[Exception, list[AnyDelivery]]] = {}
+    failures: dict[int, tuple[Exception, list[AnyDelivery]]] = {}
     for job, (outcome, reason) in zip(call.jobs, ends, strict=True):
         _log_end(job, outcome, log)
         if isinstance(outcome, Failed) and not job.settled:
-            failed.setdefault(id(reason), (reason, []))[1].append(job.delivery)
-    for reason, deliveries in failed.values():
+            failures.setdefault(id(reason), (reason, []))[1].append(job.delivery)
+    for reason, deliveries in failures.values():
         log.failed(deliveries, reason)
     return [outcome for outcome, _ in ends]
 

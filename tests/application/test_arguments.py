@@ -10,7 +10,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 from pydantic import BaseModel, Field
+from typing_extensions import TypeAliasType
 
+from taskqueue_core import InvalidArguments, Tasks
 from taskqueue_core.application.arguments import Arguments, InvalidPayload
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_worker import Context
@@ -184,6 +186,52 @@ def test_a_type_without_json_is_named() -> None:
     )
     assert "use a model, a dataclass" in str(caught.value)
     assert len(str(caught.value)) < 300
+
+
+Circle = dict[str, "Circle"]
+Json = TypeAliasType("Json", "int | list[Json]")
+
+
+def test_types_that_refer_to_themselves() -> None:
+    """U1: an alias that refers to itself by name is refused at import, with what to write; a type statement works."""
+
+    def circle(one: int, place: Circle | None = None) -> None: ...
+    def result() -> Circle:
+        return {}
+
+    def batch(places: list[Circle]) -> None: ...
+    def json(value: Json) -> None: ...
+
+    for function, subject in (
+        (circle, "parameter 'place'"),
+        (result, "its result"),
+        (batch, "parameter 'places'"),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            Tasks().task("work", batch=2 if function is batch else None)(function)
+        text = str(caught.value)
+        assert f"the type of {subject} refers to 'Circle'" in text
+        assert "write 'type Circle = ...'" in text
+    assert Arguments(json).read(b'{"value": [1, [2]]}') == {"value": [1, [2]]}
+
+
+def test_a_type_without_a_schema() -> None:
+    """U2: the error of a schema names the task and the parameter; the task can be published."""
+    tasks = Tasks(prefix="shop.")
+
+    @tasks.task
+    def call(one: int, back: Callable[[int], int] | None = None) -> None: ...
+
+    @tasks.task(batch=2)
+    def many(items: list[Callable[[int], int]]) -> None: ...
+
+    for task, name in ((call, "back"), (many, "items")):
+        with pytest.raises(ConfigurationError, match=f"'{task.name}' has no JSON Schema.*'{name}'"):
+            task.schema()
+    assert call.call(1).payload == b'{"one":1}'
+    assert "taskqueue-schema" not in call.headers
+    with pytest.raises(InvalidArguments, match="one should be a valid integer"):
+        call.call("x")  # type: ignore[arg-type]
 
 
 def tokens(tokens: dict[str, int], place: dict[str, Order] | None = None) -> None:

@@ -108,8 +108,8 @@ async def test_two_tasks_that_wait_for_each_other() -> None:
         await both.wait()
         try:
             return await wait.handle(other).result(PATIENCE)
-        except WouldBlock:
-            return "refused"
+        except WouldBlock as error:
+            return str(error)
 
     backend = MemoryBackend()
     async with (
@@ -118,4 +118,7 @@ async def test_two_tasks_that_wait_for_each_other() -> None:
     ):
         handles = [await wait.using(id=own).publish(other) for own, other in ("ab", "ba")]
         async with asyncio.timeout(PATIENCE):
-            assert await gather(*handles) == ["refused", "refused"]
+            refused, result = await gather(*handles)
+    assert refused == result  # the one that waited first got the text of the other one
+    assert "the waits are a circle, which no limit changes" in refused
+    assert "max_inflight" not in refused

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from taskqueue_core import QueueLimits, RateLimit, RetryPolicy, Tasks, connect
+from taskqueue_core import QueueLimits, RateLimit, Retry, RetryPolicy, Snooze, Tasks, connect
 from taskqueue_core.capabilities import Order, Owner, QueueSettings, control_of
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.errors import CapabilityMissing, ConfigurationError, SettingsConflict
+from taskqueue_core.errors import (
+    CapabilityMissing,
+    ConfigurationError,
+    InvalidInput,
+    SettingsConflict,
+)
 from taskqueue_core.queue_settings import by_operator, change_settings, give_back
 from taskqueue_core.recordstore import RecordBackend
 from taskqueue_memory import MemoryBackend
 from taskqueue_remote.backend import RemoteBackend
+from taskqueue_worker import LocalWorker
 from tests.core.dict_store import DictStore, Disk
 
 ANY_POLICY: Any = RetryPolicy
@@ -57,6 +65,47 @@ def test_a_wrong_policy_is_named_at_import(declare: Callable[[], object], fault:
     """U3: a policy out of range is a `ConfigurationError` where it is written, and names the field."""
     with pytest.raises(ConfigurationError, match=fault.replace("(", "\\(")):
         declare()
+
+
+NO_NUMBERS: list[Any] = [
+    "5",
+    b"5",
+    True,
+    float("nan"),
+    float("inf"),
+    -float("inf"),
+    -1,
+    10**400,
+    [5],
+]
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS, ids=range(len(NO_NUMBERS)))
+def test_what_is_no_number_is_refused(value: Any) -> None:
+    """U3: a numeric option takes neither text, nor a truth value, nor a number out of range; the error names it."""
+    kinds: tuple[tuple[Any, tuple[str, ...]], ...] = (
+        (shop, ("timeout", "result_ttl", "batch")),
+        (RetryPolicy, ("base", "cap", "jitter", "max_attempts", "factor")),
+        (QueueLimits, ("capacity", "max_inflight", "max_processing_time", "floor_share")),
+        (QueueSettings, ("timeout", "result_ttl", "max_losses", "dedupe_window", "queue_ttl")),
+    )
+    declarations: list[tuple[str, Callable[[], object]]] = [
+        (name, partial(kind, **{name: value})) for kind, names in kinds for name in names
+    ]
+    declarations += [
+        ("delays", lambda: RetryPolicy(delays=(value,))),
+        ("weights", lambda: QueueLimits(order="fair", weights={"acme": value})),
+        ("tenant_capacity", lambda: QueueLimits(order="fair", tenant_capacity=value)),
+        ("grace", lambda: LocalWorker(shop(), backend="memory", grace=value)),
+        ("concurrency", lambda: LocalWorker(shop(), backend="memory", concurrency=value)),
+        ("prefetch", lambda: LocalWorker(shop(), backend="memory", prefetch=value)),
+    ]
+    for name, declare in declarations:
+        with pytest.raises((ConfigurationError, ValidationError), match=name):
+            declare()
+    for rule in (Retry, Snooze):
+        with pytest.raises(InvalidInput, match="delay"):
+            rule(value)
 
 
 async def test_declared_policies_are_applied() -> None:

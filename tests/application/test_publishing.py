@@ -114,6 +114,19 @@ async def test_arguments_of_many_types() -> None:
     assert [(1, at, Decimal("1.10"), ident, Colour.RED, order, [Place("x")], b"\xff")] == SEEN
 
 
+@tasks.task
+def anything(value: Any) -> None:
+    """A task whose argument has no type."""
+
+
+def nested(levels: int) -> list[Any]:
+    """Return a list that is nested as deeply as this."""
+    value: list[Any] = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
+
+
 @pytest.mark.parametrize(
     ("publish", "fault"),
     [
@@ -130,7 +143,16 @@ async def test_arguments_of_many_types() -> None:
             lambda: half.call("secret"),  # type: ignore[arg-type]
             "half: number should be a valid integer, unable to parse string as an integer",
         ),
-        (lambda: half.call(1, wait=float("nan")), "half: an argument has no equivalent in JSON"),
+        (lambda: half.call(1, wait=float("nan")), "half: wait has NaN or an infinity"),
+        (
+            lambda: half.call(10**4300),
+            "half: number has a long whole number; allowed: at most 4300",
+        ),
+        (lambda: anything.call([{"a": -(10**4300)}]), "anything: value has a long whole number"),
+        (lambda: anything.call([float("inf")]), "anything: value has NaN or an infinity"),
+        (lambda: anything.call("\ud800"), "anything: value has no equivalent in JSON"),
+        (lambda: anything.call(nested(100)), "anything: value is nested too deeply"),
+        (lambda: anything.call(nested(10_000)), "anything: value has no equivalent in JSON"),
         (
             lambda: charge.call({"number": 1}),  # type: ignore[arg-type]
             "charge: order.no is missing",
@@ -143,6 +165,12 @@ def test_wrong_arguments(publish: Callable[[], Any], fault: str) -> None:
         publish()
     assert str(caught.value).startswith(fault)
     assert isinstance(caught.value, InvalidInput)
+
+
+def test_long_numbers_that_a_worker_can_read() -> None:
+    """U1: a whole number of 4300 digits, and a longer text of digits, arrive as they are."""
+    for value in (10**4299, "7" * 5000, [1] * 5000, {'\\"' + "7" * 5000: 10**4299}):
+        assert anything.arguments.read(anything.call(value).payload) == {"value": value}
 
 
 def test_arguments_that_are_too_large() -> None:

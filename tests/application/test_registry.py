@@ -86,7 +86,7 @@ def _method(self, order: int) -> None: ...  # type: ignore[no-untyped-def]  # no
         (lambda tasks: tasks.task(_generator), "generator"),
         (lambda tasks: tasks.task("x", queue="a b")(fetch), "queue: got"),
         (lambda tasks: tasks.task("x", timeout=0)(fetch), "timeout must be greater than or equal to 0.001"),
-        (lambda tasks: tasks.task("x", batch=0)(fetch), "batch must be a whole number"),
+        (lambda tasks: tasks.task("x", batch=0)(fetch), "allowed: a whole number from 1 to 1000"),
         (lambda tasks: tasks.task("x", queue="q", batch=2)(_items), "give it its own queue"),
         (lambda tasks: tasks.include(tasks), "cannot include itself"),
         (lambda _tasks: Tasks(prefix="a b"), "prefix: got"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from taskqueue_cli.commands.apply import Target, loaded
 from taskqueue_cli.output import AsJson, console, make_table, print_json
+from taskqueue_core import TaskFunction
+from taskqueue_core.errors import ConfigurationError
 
 
 def tasks(
@@ -35,10 +37,14 @@ def tasks(
         return
     table = make_table("task", texts=("queue", "arguments"))
     for each in functions:
-        described = each.schema()
-        required = described.get("required", ())
-        arguments = (
-            name if name in required else f"{name}?" for name in described.get("properties", ())
-        )
-        table.add_row(each.name, each.queue, ", ".join(arguments))
+        table.add_row(each.name, each.queue, ", ".join(_arguments(each)))
     console.print(table)
+
+
+def _arguments(function: TaskFunction[..., Any]) -> list[str]:
+    try:
+        described = function.schema()
+    except ConfigurationError:  # a type without a JSON Schema
+        return list(function.arguments.fields)
+    required = described.get("required", ())
+    return [name if name in required else f"{name}?" for name in described.get("properties", ())]

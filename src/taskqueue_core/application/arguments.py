@@ -11,10 +11,9 @@ from functools import cached_property
 from typing import Annotated, Any, NotRequired, cast, get_args, get_origin
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
-from pydantic.errors import PydanticSchemaGenerationError
+from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticSerializationError
+from pydantic_core import PydanticSerializationError, to_json
 from typing_extensions import TypedDict, is_typeddict
 
 from taskqueue_core.application.call import OPTIONS
@@ -22,8 +21,9 @@ from taskqueue_core.application.codec import Codec, describe
 from taskqueue_core.application.context import Context
 from taskqueue_core.application.dependencies import dependencies_of
 from taskqueue_core.application.errors import InvalidArguments
-from taskqueue_core.errors import ConfigurationError, InvalidInput, TaskQueueError, TooLarge
-from taskqueue_core.limits import check_encoded, check_json
+from taskqueue_core.application.type_errors import annotation_error, handler_error, without_mark
+from taskqueue_core.errors import InvalidInput, TaskQueueError, TooLarge
+from taskqueue_core.limits import LIMITS, check_digits, check_encoded, check_json
 from taskqueue_core.policy_model import nearest_first
 
 
@@ -36,9 +36,12 @@ class InvalidPayload(TaskQueueError):
 class _Payload(ABC):
     """The form of the payloads of one handler."""
 
+    fields: Mapping[str, Any]
+    """the types of the parameters"""
+
     @abstractmethod
     def schema(self) -> dict[str, Any]:
-        """Return the JSON Schema of the payloads."""
+        """Return the JSON Schema of the payloads. Raises pydantic's ``PydanticUserError`` if there is none."""
 
     @cached_property
     def fingerprint(self) -> str | None:
@@ -86,15 +89,15 @@ class Arguments(_Payload):
             if parameter.kind is parameter.VAR_KEYWORD:
                 extra = True
             elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
-                raise _handler_error(function, f"parameter {name!r} cannot be passed by name")
+                raise handler_error(function, f"parameter {name!r} cannot be passed by name")
             else:
                 fields[name] = self._annotation(function, parameter)
+        self.fields = fields
         self.signature = inspect.Signature(
             [each.replace(annotation=each.empty) for each in parameters]
         )
         """the signature without contexts and annotations"""
         self._names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
-        self._fields = fields
         try:
             self._by_name = _by_name(fields, allow_extra=extra)
             self._single_parameter = (
@@ -111,7 +114,7 @@ class Arguments(_Payload):
         """
         values = self.bind(task, args, kwargs)
         try:
-            return _encode(task, self._by_name, values)
+            return _encode(task, self._by_name, values, values)
         except InvalidArguments as error:
             raise _invalid(task, error.got + self._hint(values)) from None
 
@@ -131,10 +134,8 @@ class Arguments(_Payload):
 
     def accepts(self, name: str, value: Any) -> bool:
         """Return whether a value is allowed as an argument."""
-        kind = self._fields.get(name, Any)
-        kind = get_args(kind)[0] if get_origin(kind) is NotRequired else kind
         try:
-            Codec(kind).validator.validate_python(value)
+            Codec(without_mark(self.fields.get(name, Any))).validator.validate_python(value)
         except ValidationError:
             return False
         return True
@@ -186,7 +187,7 @@ class Arguments(_Payload):
     @staticmethod
     def _annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
         if isinstance(parameter.default, FieldInfo):
-            raise _handler_error(
+            raise handler_error(
                 function,
                 f"parameter {parameter.name!r} has Field(...) as default: use Annotated[..., Field(...)]",
             )
@@ -214,23 +215,24 @@ class BatchArguments(_Payload):
             if name in self.dependencies:
                 continue
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-                raise _handler_error(function, f"parameter {name!r} cannot be passed by name")
+                raise handler_error(function, f"parameter {name!r} cannot be passed by name")
             kind = _item_type(parameter.annotation)
             if _is_context(kind):
                 self._contexts.append(name)
             elif kind is None:
-                raise _handler_error(
+                raise handler_error(
                     function, f"annotate parameter {name!r} of the batch handler as list[...]"
                 )
             else:
                 payloads.append(name)
                 item = kind
         if len(payloads) != 1:
-            raise _handler_error(
+            raise handler_error(
                 function,
                 f"a batch handler needs exactly one parameter for payloads, but has {len(payloads)}",
             )
         self._payloads = payloads[0]
+        self.fields = {payloads[0]: item}
         self.signature = inspect.Signature(
             [inspect.Parameter(payloads[0], inspect.Parameter.POSITIONAL_OR_KEYWORD)]
         )
@@ -249,7 +251,7 @@ class BatchArguments(_Payload):
             raise _invalid(
                 task, f"{self._payloads} must be a list with one item: each task has one payload"
             )
-        return _encode(task, self._codec, items[0])
+        return _encode(task, self._codec, items[0], {self._payloads: items[0]})
 
     def schema(self) -> dict[str, Any]:
         """Return the JSON Schema of the payloads."""
@@ -271,9 +273,11 @@ def _invalid(task: str, faults: str) -> InvalidArguments:
     return InvalidArguments(task, faults, "what the signature of its function allows")
 
 
-def _encode(task: str, codec: Codec, value: Any) -> bytes:
+def _encode(task: str, codec: Codec, value: Any, arguments: Mapping[str, Any]) -> bytes:
+    """Encode a value. ``arguments``: the same by parameter, for the error."""
     try:
         text = codec.serializer.to_json(codec.validator.validate_python(value), by_alias=True)
+        check_digits("arguments", text)
         # `count` is faster than `in`. These words are no JSON, unless they are part of a text.
         if text.count(b"NaN") or text.count(b"Infinity"):
             check_json("arguments", text, "payload")
@@ -284,31 +288,29 @@ def _encode(task: str, codec: Codec, value: Any) -> bytes:
     except TooLarge:
         raise
     except (PydanticSerializationError, InvalidInput):
-        raise _invalid(
-            task, "an argument has no equivalent in JSON: annotate its parameter with its type"
-        ) from None
+        raise _invalid(task, _without_json(arguments)) from None
     return text
 
 
-def annotation_error(
-    function: Callable[..., Any], fields: Mapping[Any, Any], error: Exception
-) -> ConfigurationError:
-    """Return the error for a type without JSON. ``fields``: types by parameter; ``None``: that of the result."""
-    for name, annotation in fields.items():
-        kind = get_args(annotation)[0] if get_origin(annotation) is NotRequired else annotation
+def _without_json(arguments: Mapping[str, Any]) -> str:
+    """Return which argument has no JSON text that a worker can read. The arguments match their parameters."""
+    for name, value in arguments.items():
         try:
-            TypeAdapter(kind)
-        except PydanticSchemaGenerationError:
-            shown = getattr(kind, "__name__", str(kind))
-            subject = "its result" if name is None else f"parameter {name!r}"
-            return _handler_error(
-                function,
-                f"{subject} has the type {shown}, of which pydantic does not know the JSON form; use a model, "
-                "a dataclass, a TypedDict or a type of the standard library",
+            text = to_json({name: value}, inf_nan_mode="constants", bytes_mode="base64")
+            check_digits(name, text)
+            check_json(name, text, "payload")
+        except InvalidInput as error:
+            if "not JSON" in error.got:
+                return f"{name} has NaN or an infinity, which JSON cannot express"
+            if "nested" in error.got:
+                return f"{name} is nested too deeply: all arguments may have {LIMITS.depth} levels"
+            return f"{name} has {error.got}; allowed: {error.allowed}"
+        except PydanticSerializationError:  # such as a cycle, a lone surrogate, or an unknown type
+            return (
+                f"{name} has no equivalent in JSON: annotate its parameter with its type; cycles and lone surrogates "
+                "have none"
             )
-        except (PydanticUserError, TypeError, NameError):
-            break
-    return _handler_error(function, f"its annotations cannot be checked: {error}")
+    return "an argument has no equivalent in JSON: annotate its parameter with its type"
 
 
 def _item_type(annotation: Any) -> Any:
@@ -328,13 +330,13 @@ def _check_annotated(
     if parameter.annotation is not parameter.empty:
         return
     if name == "context" or (name == "ctx" and is_first):
-        raise _handler_error(
+        raise handler_error(
             function,
             f"parameter {name!r} has no annotation: write '{name}: Context' to get the context, or annotate it with "
             "its type to make it an argument",
         )
     if name == "self" and is_first:
-        raise _handler_error(
+        raise handler_error(
             function,
             f"it is a method, whose parameter {name!r} no worker can provide: declare a function, or a method of an "
             "object, as in tasks.task(mailer.send)",
@@ -351,12 +353,7 @@ def handler_signature(function: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(function, eval_str=True)
     except (NameError, TypeError, ValueError, SyntaxError, AttributeError) as error:
-        raise _handler_error(function, f"its signature cannot be read: {error}") from error
-
-
-def _handler_error(function: Callable[..., Any], what: str) -> ConfigurationError:
-    name = getattr(function, "__qualname__", type(function).__qualname__)
-    return ConfigurationError(f"{name} cannot be a task handler: {what}")
+        raise handler_error(function, f"its signature cannot be read: {error}") from error
 
 
 def _by_name(fields: dict[str, Any], *, allow_extra: bool) -> Codec:
@@ -364,13 +361,12 @@ def _by_name(fields: dict[str, Any], *, allow_extra: bool) -> Codec:
     shape.__pydantic_config__ = ConfigDict(
         extra="allow" if allow_extra else "forbid", val_json_bytes="base64"
     )
-    return Codec(shape)
+    return Codec(shape, fields)
 
 
 def _single_parameter(fields: dict[str, Any]) -> tuple[str, Codec]:
     ((name, kind),) = fields.items()
-    bare = kind.__args__[0] if getattr(kind, "__origin__", None) is NotRequired else kind
-    return name, Codec(bare)
+    return name, Codec(without_mark(kind))
 
 
 def _is_record(kind: Any) -> bool:

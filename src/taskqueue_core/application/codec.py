@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -32,8 +32,11 @@ _MESSAGES = frozenset(
 class Codec:
     """A validator and a serializer of a type. Bytes are base64, so that JSON can express them all."""
 
-    def __init__(self, kind: Any) -> None:
+    def __init__(self, kind: Any, parameters: Iterable[str] = ()) -> None:
+        """Create a codec; ``parameters`` are the fields of an object of arguments. Raises pydantic's errors."""
         self.adapter: TypeAdapter[Any] = TypeAdapter(kind)
+        self.adapter.rebuild()  # raises an error for a name in the type that cannot be resolved
+        self._parameters = frozenset(parameters)
         # A TypedDict has a configuration for validation only.
         config = CoreConfig(
             ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="constants"
@@ -43,11 +46,11 @@ class Codec:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The names of all fields, at any depth; empty if the type has no JSON Schema."""
+        """The names of all fields, at any depth; only the parameters if the type has no JSON Schema."""
         try:
             schema = self.adapter.json_schema()
         except PydanticUserError:
-            return frozenset()
+            return self._parameters
         return frozenset(_names(schema))
 
     def validate_json(self, text: bytes) -> Any:

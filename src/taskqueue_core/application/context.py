@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from math import isfinite
 from types import MappingProxyType
 from typing import Any, Generic
 
@@ -116,7 +115,7 @@ class Context(Generic[S_co]):
             return
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InvalidInput("progress", kind_of(value), "a number from 0 to 1, or text")
-        if not isfinite(value) or not 0 <= value <= 1:
+        if not 0 <= value <= 1:
             raise InvalidInput("progress", "a number out of range", "a number from 0 to 1, or text")
         self._report(self._delivery.receipt, float(value))
 

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, field_validator
 from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.policy_model import PolicyModel, describe
-from taskqueue_core.rate_limit import RateLimit
+from taskqueue_core.rate_limit import Number, RateLimit, Whole
 from taskqueue_core.retry import RetryPolicy
 
 DECLARED_RETRY = RetryPolicy(max_attempts=10, base=2, cap=600)
@@ -26,18 +26,18 @@ class QueueLimits(PolicyModel):
     >>> limits = QueueLimits(rate="100/1m", max_inflight=20, order="fair", tenant_max_inflight=5)
     """
 
-    capacity: int | None = None
-    max_inflight: int | None = None
+    capacity: Whole | None = None
+    max_inflight: Whole | None = None
     rate: str | RateLimit | None = None
     """maximum delivery rate: text such as ``"100/1m"``, or a `RateLimit`"""
-    max_processing_time: float | None = None
+    max_processing_time: Number | None = None
     order: Order | str = Order.FIFO
     """``"fifo"``, or ``"fair"``: tenants take turns"""
-    weights: dict[str, int] = Field(default={})
-    tenant_capacity: int | None = None
-    tenant_max_inflight: int | None = None
+    weights: dict[str, Whole] = Field(default={})
+    tenant_capacity: Whole | None = None
+    tenant_max_inflight: Whole | None = None
     tenant_rate: str | RateLimit | None = None
-    floor_share: float = 0
+    floor_share: Number = 0
 
     @field_validator("rate", "tenant_rate")
     @classmethod

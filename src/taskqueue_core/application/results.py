@@ -10,15 +10,13 @@ from typing import Any, Never, NoReturn, Union, cast, get_args, get_origin
 from pydantic import BaseModel, PydanticUserError, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from taskqueue_core.application.arguments import (
-    annotation_error,
-    handler_signature,
-)
+from taskqueue_core.application.arguments import handler_signature
 from taskqueue_core.application.codec import Codec, describe
 from taskqueue_core.application.errors import InvalidResult
+from taskqueue_core.application.type_errors import annotation_error
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.json_text import encode_json
-from taskqueue_core.limits import check_encoded, check_json, kind_of
+from taskqueue_core.limits import check_digits, check_encoded, check_json, kind_of
 
 _NO_VALUE = (None, NoneType, NoReturn, Never)
 
@@ -65,6 +63,7 @@ class Results:
         # `count` is faster than `in`. These words are no JSON, unless they are part of a text.
         check = check_json if text.count(b"NaN") or text.count(b"Infinity") else check_encoded
         check("result", text, "payload")
+        check_digits("result", text)
         return text
 
     def read(self, text: bytes) -> Any:

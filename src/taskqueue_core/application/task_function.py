@@ -9,6 +9,7 @@ from typing import Any, Generic, Literal, ParamSpec, Self, cast
 
 import msgspec
 from msgspec.structs import force_setattr as set_field
+from pydantic import PydanticUserError
 from typing_extensions import TypeVar, Unpack
 
 from taskqueue_core.application.arguments import Arguments, BatchArguments
@@ -20,8 +21,9 @@ from taskqueue_core.application.instants import write_with_instants
 from taskqueue_core.application.publishing import publish_calls
 from taskqueue_core.application.results import Results
 from taskqueue_core.application.rules import NO_RULES, ErrorRules, checked_rules
+from taskqueue_core.application.type_errors import schema_error
 from taskqueue_core.errors import ConfigurationError, InvalidInput
-from taskqueue_core.limits import LIMITS
+from taskqueue_core.limits import LIMITS, check_number
 from taskqueue_core.policy_model import nearest_first
 from taskqueue_core.queue import PublishOptions, Queue, stored
 from taskqueue_core.schedules import is_instant
@@ -58,8 +60,11 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
         run: Literal["auto", "thread", "process"] = "auto",
     ) -> Self:
         """Check options, and return them. Raises `ConfigurationError`."""
-        if batch is not None and not 1 <= batch <= LIMITS.batch:
-            raise ConfigurationError(f"batch must be a whole number from 1 to {LIMITS.batch}")
+        if batch is not None:
+            try:
+                check_number("batch", batch, 1, LIMITS.batch)
+            except InvalidInput as error:
+                raise ConfigurationError(str(error)) from None
         if run not in {"auto", "thread", "process"}:
             raise ConfigurationError(
                 f"run: got {str(run)[:50]!r}; expected 'auto', 'thread' or 'process'"
@@ -250,10 +255,15 @@ class TaskFunction(Generic[P, R_co, C_co]):
     def schema(self) -> dict[str, Any]:
         """Return the JSON Schema of the payload, for publishers in other languages.
 
+        Raises `ConfigurationError` if a parameter has a type without one; such a task can be published from Python.
+
         >>> resize.schema()["required"]
         ['image']
         """
-        return self.arguments.schema()
+        try:
+            return self.arguments.schema()
+        except PydanticUserError as error:
+            raise schema_error(self.name, self.arguments.fields, error) from None
 
     def read_result(self, text: bytes) -> R_co:
         """Decode a result by the return annotation of the function; if that handles batches, by that of its list.

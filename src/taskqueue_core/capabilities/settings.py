@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from taskqueue_core.errors import SettingsConflict
-from taskqueue_core.rate_limit import RateLimit, Whole
+from taskqueue_core.rate_limit import Number, RateLimit, Whole
 from taskqueue_core.retry import RetryPolicy
 
 
@@ -83,11 +83,11 @@ class QueueSettings(BaseModel):
     retry: RetryPolicy = RetryPolicy()
     max_losses: Whole = Field(default=5, ge=0, le=1000)
     """maximum number of times that one attempt may lose its consumer; the next loss makes the task a dead letter"""
-    dedupe_window: float = Field(default=300.0, ge=0, le=30 * 86_400, allow_inf_nan=False)
+    dedupe_window: Number = Field(default=300.0, ge=0, le=30 * 86_400)
     """seconds, counted from the end of a task, in which publishing its id again is a duplicate or a conflict"""
-    result_ttl: float = Field(default=3600.0, ge=0, le=365 * 86_400, allow_inf_nan=False)
+    result_ttl: Number = Field(default=3600.0, ge=0, le=365 * 86_400)
     """seconds for which the result of a task is kept"""
-    queue_ttl: float = Field(default=86_400.0, ge=60, le=365 * 86_400, allow_inf_nan=False)
+    queue_ttl: Number = Field(default=86_400.0, ge=60, le=365 * 86_400)
     """seconds for which a queue without subscriptions, tasks and records of ended tasks is kept"""
     durability: Durability | None = None
     """durability of confirmed tasks, which the store must support; ``None``: the store's default"""
@@ -109,11 +109,9 @@ class QueueSettings(BaseModel):
     """whether new tasks are refused; stored tasks are still delivered"""
     moved_to: _Name | None = None
     """name of the queue that replaces this one; if set, new tasks are refused, but duplicates still detected"""
-    max_processing_time: float | None = Field(
-        default=None, gt=0, le=365 * 86_400, allow_inf_nan=False
-    )
+    max_processing_time: Number | None = Field(default=None, gt=0, le=365 * 86_400)
     """seconds without reported progress after which a delivery counts as lost and its receipt ends"""
-    timeout: float | None = Field(default=None, ge=0.001, le=365 * 86_400, allow_inf_nan=False)
+    timeout: Number | None = Field(default=None, ge=0.001, le=365 * 86_400)
     """seconds after which the worker ends an attempt, which then counts as failed; it comes with each delivery"""
     order: Order = Order.FIFO
     """order in which tasks of the same priority are delivered; a change applies at once, even to waiting tasks"""
@@ -125,7 +123,7 @@ class QueueSettings(BaseModel):
     """with fair order: the same limit as `max_inflight`, for each tenant"""
     tenant_rate_limit: RateLimit | None = None
     """with fair order: the same limit as `rate_limit`, for each tenant"""
-    floor_share: float = Field(default=0, ge=0, le=0.5)
+    floor_share: Number = Field(default=0, ge=0, le=0.5)
     """share of deliveries that is reserved for each priority with waiting tasks; 0 reserves nothing
 
     If the shares of n priorities amount to more than all deliveries, each of them has 1/n.

@@ -1,0 +1,73 @@
+"""Errors about functions that cannot be handlers, and about types of parameters and results without JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NotRequired, get_args, get_origin
+
+from pydantic import PydanticUserError
+from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnnotation
+
+from taskqueue_core.application.codec import Codec
+from taskqueue_core.errors import ConfigurationError
+
+
+def annotation_error(
+    function: Callable[..., Any], fields: Mapping[Any, Any], error: Exception
+) -> ConfigurationError:
+    """Return the error for a type without JSON. ``fields``: types by parameter; ``None``: that of the result."""
+    for name, annotation in fields.items():
+        kind = without_mark(annotation)
+        subject = "its result" if name is None else f"parameter {name!r}"
+        try:
+            Codec(kind)
+        except PydanticUndefinedAnnotation as unknown:
+            return handler_error(
+                function,
+                f"the type of {subject} refers to {unknown.name!r}, which cannot be looked up. If that is the type "
+                f"itself, write 'type {unknown.name} = ...', or TypeAliasType before Python 3.12; otherwise define it "
+                "before the task",
+            )
+        except PydanticSchemaGenerationError:
+            return handler_error(
+                function,
+                f"{subject} has the type {_shown(kind)}, of which pydantic does not know the JSON form; use a model, "
+                "a dataclass, a TypedDict or a type of the standard library",
+            )
+        except (PydanticUserError, TypeError, NameError) as fault:
+            return handler_error(
+                function, f"the type of {subject} cannot be checked: {_first_line(fault)}"
+            )
+    return handler_error(function, f"its annotations cannot be checked: {error}")
+
+
+def schema_error(task: str, fields: Mapping[str, Any], error: Exception) -> ConfigurationError:
+    """Return the error for parameters without a JSON Schema, of which at least one has a type without one."""
+    for name, kind in fields.items():
+        try:
+            Codec(without_mark(kind)).adapter.json_schema()
+        except PydanticUserError:
+            return ConfigurationError(
+                f"the task {task!r} has no JSON Schema, because the type {_shown(kind)} of its parameter {name!r} has "
+                "none: annotate it with a model, or with WithJsonSchema of pydantic"
+            )
+    return ConfigurationError(f"the task {task!r} has no JSON Schema: {_first_line(error)}")
+
+
+def without_mark(kind: Any) -> Any:
+    """Return the type of a parameter, which may have a default."""
+    return get_args(kind)[0] if get_origin(kind) is NotRequired else kind
+
+
+def _shown(kind: Any) -> str:
+    return getattr(kind, "__name__", str(kind))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def handler_error(function: Callable[..., Any], what: str) -> ConfigurationError:
+    """Return the error for a function that cannot be a handler."""
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return ConfigurationError(f"{name} cannot be a task handler: {what}")
