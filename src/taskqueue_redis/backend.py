@@ -17,6 +17,7 @@ from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.context import RedisContext
 from taskqueue_redis.control import RedisControl, RedisDeadLetters
 from taskqueue_redis.publisher import RedisPublisher
+from taskqueue_redis.schedules import RedisSchedules
 from taskqueue_redis.slots.pool import RedisSlots
 from taskqueue_redis.subscription import RedisSubscription
 
@@ -30,7 +31,7 @@ class RedisBackend:
     """Backend on Redis or Valkey. It works in one event loop at a time."""
 
     capabilities = Capabilities(
-        names=frozenset(Capability) - {Capability.AFTER, Capability.SCHEDULES},
+        names=frozenset(Capability) - {Capability.AFTER},
         shared=True,
         durable=True,
     )
@@ -44,6 +45,7 @@ class RedisBackend:
         self.control = RedisControl(self._context)
         self.dead_letters = RedisDeadLetters(self._context)
         self.slots = RedisSlots(self._context)
+        self.schedules = RedisSchedules(self._context)
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> RedisSubscription:
         check_name("consumer", consumer)

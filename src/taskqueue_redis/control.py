@@ -352,6 +352,8 @@ class RedisControl(_ScriptCaller):
                     task_id,
                     task_id,
                 )
+            elif key == "/schedule":
+                _log.error("partition %s: schedule %s was damaged", partition, task_id)
             elif task_id == "/":
                 _log.error(
                     "partition %s: the counters or limits of queue %s were damaged", partition, key

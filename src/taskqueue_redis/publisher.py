@@ -170,13 +170,13 @@ class RedisPublisher:
                 case AnswerLost() as lost:
                     raise PublishUnconfirmed(str(error), task_id=tasks[0].id) from lost
                 case Refused(why="OOM"):
-                    return [_store_full(task) for task in tasks]
+                    return [store_full(task) for task in tasks]
             raise
         if len(reply) < len(tasks):
             return await self._run_rest(partition, tasks, by_key, reply)
         answers = iter(reply)
         of_key = {key: iter(tuple(islice(answers, len(tasks)))) for key, tasks in by_key.items()}
-        return [_confirmation(task, next(of_key[task.key])) for task in tasks]
+        return [confirmation_of(task, next(of_key[task.key])) for task in tasks]
 
     async def _run_rest(
         self,
@@ -192,7 +192,9 @@ class RedisPublisher:
             later = await self._run(partition, rest, *_script_args(rest))
         except BackendUnavailable as error:
             raise PublishUnconfirmed(_PARTLY) from error
-        first = [_confirmation(task, answer) for task, answer in zip(grouped, reply, strict=False)]
+        first = [
+            confirmation_of(task, answer) for task, answer in zip(grouped, reply, strict=False)
+        ]
         of_key: dict[str, deque[Confirmation]] = {}
         for confirmation in (*first, *later):
             of_key.setdefault(confirmation.key, deque()).append(confirmation)
@@ -212,9 +214,14 @@ def _script_args(tasks: Sequence[Task]) -> tuple[dict[str, list[Task]], list[Arg
     for key, batch in by_key.items():
         args += (key, len(batch))
         for task in batch:
-            envelope = encode(task)
-            args += (task.id, _descriptor(task, envelope), envelope)
+            args += task_args(task)
     return by_key, args
+
+
+def task_args(task: Task) -> tuple[Arg, Arg, Arg]:
+    """Return the arguments of the Lua function ``publish_tasks`` for one task."""
+    envelope = encode(task)
+    return task.id, _descriptor(task, envelope), envelope
 
 
 async def _gather_all(
@@ -251,7 +258,8 @@ def _optional_time(time: float | None) -> int | str:
     return "" if time is None else microseconds(time)
 
 
-def _confirmation(task: Task, answer: int | bytes) -> Confirmation:
+def confirmation_of(task: Task, answer: int | bytes) -> Confirmation:
+    """Return the confirmation of a task, from the answer of the Lua function ``publish_tasks``."""
     if isinstance(answer, bytes):
         return _refused(task, answer.decode())
     if answer >= 0:
@@ -284,7 +292,8 @@ def _refused(task: Task, text: str) -> Confirmation:
     return msgspec.structs.replace(confirmation, reason=f"queue {where!r}: {confirmation.reason}")
 
 
-def _store_full(task: Task) -> Confirmation:
+def store_full(task: Task) -> Confirmation:
+    """Return the refusal of a task for which Redis has no memory left."""
     return Confirmation(
         key=task.key,
         task_id=task.id,

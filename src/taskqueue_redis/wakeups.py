@@ -22,12 +22,15 @@ _RETRY_SECONDS = 1.0
 """seconds after which a failed promotion of due tasks is retried"""
 
 
-def channel_of(partition: str, kind: Literal["bell", "room", "slots", "process"], name: str) -> str:
+def channel_of(
+    partition: str, kind: Literal["bell", "room", "slots", "schedules", "process"], name: str
+) -> str:
     """Return the name of a channel.
 
     ``bell``: new work in queue ``name``, or a new due time in the partition if ``name`` is empty. ``room``: the full
-    queue ``name`` may accept tasks again. ``slots``: free slots of a model, and notes for its jobs. ``process``:
-    deliveries that the consumers of a process have lost.
+    queue ``name`` may accept tasks again. ``slots``: free slots of a model, and notes for its jobs. ``schedules``: a
+    schedule of the partition may fire earlier than the one that was first before. ``process``: deliveries that the
+    consumers of a process have lost.
     """
     return f"{partition}:{kind}:{name}"
 

@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import taskqueue_redis
-from taskqueue_core.capabilities import Endpoint, Order, QueueSettings, Seen
+from taskqueue_core.capabilities import (
+    Endpoint,
+    Fire,
+    Order,
+    Outcome,
+    QueueSettings,
+    Run,
+    Seen,
+    StoredSchedule,
+)
+from taskqueue_core.capabilities.schedules import RECENT
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Delivery, Task
 from taskqueue_redis import RedisBackend
@@ -276,9 +286,44 @@ async def _slots(backend: RedisBackend) -> None:
     await pool._restore(renewed[:1], _HOUR)
 
 
+def _made_up(stored: StoredSchedule, times: int, payload: bytes) -> Fire:
+    at = stored.next_at or 0.0
+    return Fire(
+        key=stored.key,
+        name=stored.name,
+        version=stored.version,
+        planned_for=at,
+        runs=tuple(
+            Run(at + n, Task(key=stored.key, id=f"{stored.name}.{at + n}", payload=payload))
+            for n in range(times)
+        ),
+        next_at=at + times,
+    )
+
+
+async def _schedules(backend: RedisBackend) -> None:
+    schedules, at, name = backend.schedules, backend.now() - _HOUR, "x" * LIMITS.name
+    outcome = Outcome(instant=at, at=at, task_id=name, result=name)
+    for spec, number in ((b"{}", LIMITS.batch), (LARGE, 20)):
+        for n in range(number):
+            stored = StoredSchedule(
+                key="scheduled", name=f"s{n}", spec=spec, next_at=at, recent=(outcome,) * RECENT
+            )
+            await schedules.put(stored)
+        page = await schedules.list(limit=LIMITS.batch)
+        while page:
+            page = await schedules.list(limit=LIMITS.batch, after=page[-1].name)
+        payload = b"1" if spec == b"{}" else LARGE
+        for times in (1, 40):  # every schedule fires once; then each makes up for 40 instants
+            due = (await schedules.due(LIMITS.batch)).schedules
+            await schedules.fire(*(_made_up(one, times, payload) for one in due[:100]))
+    await schedules.delete("scheduled", "s0")
+    await backend.control.maintain()
+
+
 SCENARIOS: tuple[Callable[[RedisBackend], Awaitable[None]], ...] = (
     _plain, _large, _tenants, _ordered, _expired_and_due, _dead, _fan_out, _limited, _purged, _returned, _single,
-    _many_queues, _slots,
+    _many_queues, _slots, _schedules,
 )  # fmt: skip
 
 
@@ -310,6 +355,11 @@ BOUNDS: dict[str, Cost] = {
     "reschedule": Cost(40, 300_000),
     "result": Cost(600, 5 * _MB),
     "schedule_retry": Cost(60, 300_000),
+    "schedule_delete": Cost(40, 1000),
+    "schedule_due": Cost(3100, 5 * _MB),
+    "schedule_fire": Cost(9000, 5 * _MB),
+    "schedule_put": Cost(40, 300_000),
+    "schedules": Cost(3100, 5 * _MB),
     "slots_acquire": Cost(6000, 200_000),
     "slots_assign": Cost(6000, 400_000),
     "slots_configure": Cost(20, 100_000),

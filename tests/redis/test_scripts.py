@@ -14,7 +14,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from taskqueue_core.capabilities import Endpoint, Left, QueueSettings, Seen
+from taskqueue_core.capabilities import (
+    Endpoint,
+    Fire,
+    Left,
+    QueueSettings,
+    Run,
+    Seen,
+    Skip,
+    StoredSchedule,
+)
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.tasks import Task
@@ -43,6 +52,10 @@ KEYS = (
     "KEYS[1]",
     "PARTITION ..",
     "META",
+    "SCHEDULES",
+    "SPECS",
+    "DUE",
+    "NAMES",
     "JOURNAL",
     "q.name",
     "name",
@@ -126,7 +139,7 @@ def test_loops_end(name: str) -> None:
     for condition in re.findall(r"\bwhile\b(.*?)\bdo\b", text, re.DOTALL):
         assert re.search(r"[<>]=?", condition), condition
     for loop in re.findall(r"\bfor\b(.*?)\bdo\b", text, re.DOTALL):
-        assert re.search(r"=[^,]+,|\bi?pairs\(", loop), loop
+        assert re.search(r"=[^,]+,|\bi?pairs\(|string\.gmatch\(", loop), loop
     # Data that grow with a queue must be read in pieces, and are freed in the background.
     assert not re.search(r"'DEL', q\.name \.\. '/[^fW]", text)
     for line in text.splitlines():
@@ -187,6 +200,7 @@ async def test_scripts_keep_to_their_partition(make_server: MakeServer, redis_pr
             )
             await everything(Workload(backend, clock, random.Random(7)))
             await every_transition_of_slots(backend)
+            await every_step_of_schedules(backend)
         server.call("PING", "the end")
         owner, seen, digests = "", 0, set()
         for words in iter(lambda: monitored(monitor._reader.readline()), ["PING", "the end"]):
@@ -290,6 +304,29 @@ async def every_transition_of_slots(backend: RedisBackend) -> None:
     await slots.configure("m", b"{}")
     await slots.documents()
     await slots.inspect()
+
+
+async def every_step_of_schedules(backend: RedisBackend) -> None:
+    """Run each script of the schedules at least once."""
+    schedules, at = backend.schedules, backend.now()
+    for name in ("a", "b"):
+        await schedules.put(StoredSchedule(key=f"{name}-queue", name=name, spec=b"{}", next_at=at))
+    due = (await schedules.due(9)).schedules
+    for schedule in due:
+        task = Task(key=schedule.key, id=f"{schedule.name}.1")
+        fire = Fire(
+            key=schedule.key,
+            name=schedule.name,
+            version=schedule.version,
+            planned_for=schedule.next_at,
+            runs=(Run(at, task),),
+            skipped=(Skip(at - 1, "late"),),
+            next_at=at + 60,
+        )
+        for stale in (False, True):
+            assert [done.stale for done in await schedules.fire(fire)] == [stale]
+    assert len(await schedules.list()) == 2
+    assert await schedules.delete("a-queue", "a")
 
 
 def monitored(line: bytes) -> list[str]:

@@ -7,10 +7,17 @@ from collections.abc import Callable
 from msgspec import structs
 
 from taskqueue_core.authoring.helpers import check_size
-from taskqueue_core.capabilities.schedules import RECENT, Fire, Fired, Outcome, StoredSchedule
+from taskqueue_core.capabilities.schedules import (
+    OVERLAP,
+    RECENT,
+    Fire,
+    Fired,
+    Outcome,
+    StoredSchedule,
+)
 from taskqueue_core.errors import SettingsConflict
 from taskqueue_core.limits import LIMITS, check_number
-from taskqueue_core.tasks import Confirmation, Published, Task
+from taskqueue_core.tasks import Confirmation, Published, Refusal, Task
 
 
 def check_schedule_limit(limit: int) -> None:
@@ -63,7 +70,7 @@ def fire_step(
     next_at = fire.next_at
     for run in fire.runs:
         answers.append(publish(run.task))
-        if answers[-1].status is Published.REFUSED:
+        if result_of(answers[-1]) is None:
             if len(answers) == 1:
                 return Fired(confirmations=tuple(answers)), None
             next_at = run.instant
@@ -82,8 +89,18 @@ def _outcomes(fire: Fire, answers: list[Confirmation], now: float) -> list[Outco
         for skip in fire.skipped
     ]
     tried = [
-        Outcome(instant=run.instant, at=now, task_id=run.task.id, result=answer.status.value)
+        Outcome(instant=run.instant, at=now, task_id=run.task.id, result=result)
         for run, answer in zip(fire.runs, answers, strict=False)
-        if answer.status is not Published.REFUSED
+        if (result := result_of(answer)) is not None
     ]
-    return sorted([*skipped, *tried], key=lambda outcome: outcome.instant)
+    return [*skipped, *tried]
+
+
+def result_of(confirmation: Confirmation) -> str | None:
+    """Return what is recorded of an instant whose task got this confirmation; ``None`` if it is not over."""
+    if confirmation.code is Refusal.NOT_UNIQUE:
+        return Refusal.NOT_UNIQUE.value
+    if confirmation.status is Published.REFUSED:
+        return None
+    kept = confirmation.status is Published.DUPLICATE and confirmation.existing_id is not None
+    return OVERLAP if kept else confirmation.status.value

@@ -22,6 +22,8 @@ from taskqueue_core.tasks import Confirmation, Task
 
 RECENT = 20
 """number of outcomes that the store keeps of each schedule"""
+OVERLAP = "overlap"
+"""result of an instant whose task was not stored, because another live task has its unique key"""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +36,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     task_id: str | None = None
     """id of its task; ``None`` if the instant was skipped without an attempt to publish a task"""
     result: str
-    """value of `Published` for its task, or why the instant was skipped"""
+    """value of `Published` for its task, ``overlap``, ``not_unique``, or the reason of the `Skip`"""
     count: int = 1
     """number of instants"""
 
@@ -92,7 +94,7 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
     runs: tuple[Run, ...] = ()
     """the tasks to publish, oldest instant first"""
     skipped: tuple[Skip, ...] = ()
-    """instants to record as skipped; only the last `RECENT` are kept"""
+    """instants to record as skipped, all earlier than those of ``runs``"""
     next_at: float | None = None
     """the new time at which the schedule fires; without effect if ``planned_for`` is ``None``"""
 
@@ -112,7 +114,10 @@ class Fired(msgspec.Struct, frozen=True, kw_only=True):
     stale: bool = False
     """whether it changed nothing, because the schedule is not the one that the plan was made for"""
     confirmations: tuple[Confirmation, ...] = ()
-    """one per task, up to the first that was refused; the instants from that one on have not been fired"""
+    """one per task, up to the first that was refused, or to the last that the step published
+
+    The instants of the tasks that were refused or left out have not been fired.
+    """
 
 
 class Due(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,10 +157,7 @@ class Schedules(Protocol):
     async def list(
         self, *, after: str | None = None, limit: int = 100
     ) -> tuple[StoredSchedule, ...]:
-        """Return up to ``limit`` schedules with names after ``after``, sorted by name; fewer if they are large.
-
-        The list is empty only at the end.
-        """
+        """Return the first ``limit`` schedules with names after ``after``, sorted by name; fewer only at the end."""
 
     async def delete(self, key: str, name: str, *, version: int | None = None) -> bool:
         """Delete a schedule, and return whether there was one. Its published tasks stay.
@@ -172,13 +174,16 @@ class Schedules(Protocol):
     async def fire(self, *fires: Fire) -> tuple[Fired, ...]:
         """Fire schedules, each in one atomic step, and return what each step did, in the same order.
 
+        Raises `PublishUnconfirmed` if the store's response was lost; calling again changes nothing that was done.
+
         If a schedule has another ``version``, or its ``next_at`` is not ``planned_for``, the step changes nothing, and
         is ``stale``. Otherwise it publishes the tasks as `Publisher.publish` does, in order, until one is refused, and
         sets ``next_at``: to the value of the plan, or to the instant of the task that was refused. If the first task is
         refused, nothing is changed. All instants that have been fired or skipped are added to the schedule's record.
+        A task whose unique key another one has is not refused: its instant is over.
 
-        A call passes at most `Limits.call` tasks in total. Raises `PublishUnconfirmed` if the store's response was
-        lost; calling again changes nothing that was done.
+        A step may publish only some of the tasks, if they are large: then the schedule continues with the instant of
+        the next one. A call passes at most `Limits.call` tasks in total.
         """
 
     def signal(self) -> RoomSignal:

@@ -82,15 +82,13 @@ class JointSchedules(ABC):
         pages = await gather_all(
             schedules.list(after=after, limit=limit) for schedules in self._of_member
         )
-        # A page may be shorter than the limit, so nothing is known of the names after its last one.
-        last = min((page[-1].name for page in pages if page), default="")
         by_place: dict[tuple[str, str], StoredSchedule] = {}
         for member, page in enumerate(pages):
             for schedule in page:
                 public = self._public(member, schedule)
-                if public is not None and schedule.name <= last:
+                if public is not None:
                     by_place[public.name, public.key] = public
-        return tuple([by_place[place] for place in sorted(by_place)])
+        return tuple([by_place[place] for place in sorted(by_place)[:limit]])
 
     async def delete(self, key: str, name: str, *, version: int | None = None) -> bool:
         part = await self._settle(key, name)

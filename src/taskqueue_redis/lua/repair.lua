@@ -69,7 +69,7 @@ end
 
 if ARGV[3] == '0' then
   check_partition_types(1000)
-  if check_numbers(META, {'anomalies', 'steps', 'step', 'swept', 'armed', 'checked', 'marks'}) then call('HINCRBY', META, 'anomalies', 1) end
+  if check_numbers(META, {'anomalies', 'steps', 'step', 'swept', 'armed', 'checked', 'marks', 'schedules'}) then call('HINCRBY', META, 'anomalies', 1) end
   for _, set in ipairs({'due', 'deadlines', 'processing', 'results', 'forget'}) do
     local keys = call('ZRANGE', PARTITION .. ':' .. set, 0, 999)
     for i = 1, #keys do call('SADD', PARTITION .. ':queues', keys[i]) end

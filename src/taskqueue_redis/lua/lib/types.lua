@@ -47,9 +47,9 @@ end
 
 -- Checks the keys of the partition that no queue has, with those of some consumers and endpoints of slots.
 local function check_partition_types(some)
-  check_types(PARTITION .. ':', 'zset', {'due', 'deadlines', 'processing', 'results', 'forget', 'idle', 'alive', 'slots:lapses', 'slots:dates'})
+  check_types(PARTITION .. ':', 'zset', {'due', 'deadlines', 'processing', 'results', 'forget', 'idle', 'alive', 'slots:lapses', 'slots:dates', 'schedules:due', 'schedules:names'})
   check_types(PARTITION .. ':', 'set', {'queues', 'ready'})
-  check_types(PARTITION .. ':', 'hash', {'subs', 'slots', 'slots:jobs', 'slots:notes', 'slots:late', 'slots:documents'})
+  check_types(PARTITION .. ':', 'hash', {'subs', 'slots', 'slots:jobs', 'slots:notes', 'slots:late', 'slots:documents', 'schedules', 'schedules:specs'})
   check_types(PARTITION .. ':', 'stream', {'journal'})
   check_types(PARTITION .. ':', 'list', {'damaged'})
   local tokens = call('ZRANDMEMBER', PARTITION .. ':alive', some)

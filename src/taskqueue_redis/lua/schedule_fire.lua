@@ -1,0 +1,60 @@
+--@ base queue states journal schedules / states record counts streams flow tenants lanes cold damage places ends promote unique unusual replacing copies / publishing
+-- Fires schedules that are still the ones that were planned for: publishes their tasks, until one is refused, and sets
+-- when they fire next.
+-- ARGV: per schedule its key, name, version, the time that was planned for ("" to publish tasks only), when it fires
+-- next ("" for never), instants that are skipped (one per line: instant, number, reason), the number of tasks, their
+-- instants (separated by spaces), and the tasks, see `publish_tasks`.
+-- Returns how many replicas must confirm, then per schedule 0 if it is another one, or the answers for its tasks, up to
+-- the first that was refused. Answers only the first schedules or tasks if many copies of tasks were stored.
+local KEPT = 20 -- number of outcomes that are kept
+
+local BY_ANSWER = {[-1] = 'duplicate', [-2] = 'conflict', duplicate = 'overlap', replaced = 'replaced', not_unique = 'not_unique'}
+
+-- Returns what is recorded of a task, by the answer for it; nothing if it was refused.
+local function result_of(answer)
+  if type(answer) == 'string' then return BY_ANSWER[string.match(answer, '^[^:]*')] end
+  return BY_ANSWER[answer] or 'accepted'
+end
+
+local answers, at, full = {0}, 3, false
+while at <= #ARGV and not full do
+  local key, name, version, planned, next_at, skips, n, instants = unpack(ARGV, at, at + 7)
+  at, n = at + 8, tonumber(n)
+  local field = name .. ' ' .. key
+  local current, present, outcomes = read_schedule(field)
+  if current ~= version or planned ~= '' and planned ~= present then
+    answers[#answers + 1] = 0
+  else
+    local lines, told, i = {}, {}, 0
+    for line in string.gmatch(outcomes, '[^\n]+') do lines[#lines + 1] = line end
+    for instant, count, reason in string.gmatch(skips, '(%d+) (%d+) ([^\n]*)') do
+      lines[#lines + 1] = instant .. ' ' .. text(now) .. ' ' .. count .. ' - ' .. reason
+    end
+    local stopped, changed = nil, n == 0 -- `stopped`: the instant with which the schedule continues
+    for instant in string.gmatch(instants, '%d+') do
+      if full then
+        stopped = instant
+        break
+      end
+      local id = ARGV[at + 3 * i]
+      full = publish_tasks(queue(key), at + 3 * i, 1, told)
+      i = i + 1
+      local result = result_of(told[i])
+      if not result then
+        stopped = instant
+        break
+      end
+      changed = true
+      lines[#lines + 1] = instant .. ' ' .. text(now) .. ' 1 ' .. id .. ' ' .. result
+    end
+    if changed then
+      if planned == '' then next_at = present elseif stopped then next_at = stopped end
+      write_schedule(field, version, next_at, table.concat(lines, '\n', math.max(1, #lines - KEPT + 1)))
+    end
+    answers[#answers + 1] = told
+  end
+  at = at + 3 * n
+end
+save_all()
+answers[1] = replicas
+return answers
