@@ -186,7 +186,7 @@ class ScheduleFiresSuite(Harness, needs=(Capability.SCHEDULES,)):
     @needs(Capability.UNIQUE)
     async def test_overlap(self, bench: Bench) -> None:
         """An instant whose task has the unique key of a live task is over, and the next one after its end is fired."""
-        unique = UniqueKey("one-at-a-time")
+        unique = UniqueKey(key="one-at-a-time")
         subscription = bench.subscribe()
         stored = await put(bench)
         for number in range(3):
