@@ -121,6 +121,8 @@ class HandlerCall(msgspec.Struct, eq=False):
     jobs: list[RunningTask] = []
     releasing: bool = False
     task: asyncio.Task[None] | None = None
+    timeout: float | None = None
+    """the shortest timeout in seconds that its deliveries carry"""
     timer: asyncio.TimerHandle | None = None
     loan: SlotLoan | None = None
 
@@ -159,7 +161,8 @@ def outcomes_of_return(
     jobs = call.jobs
     if not call.handler.options.batch:
         outcome = outcome_of_value(value, limit, call.handler.results)
-        _log_end(jobs[0], outcome, log)
+        if type(outcome) is not Success and not jobs[0].settled:
+            log.ended(jobs[0].delivery, outcome)
         return (outcome,)
     if value is None:
         return [_NO_RESULT] * len(jobs)
@@ -178,14 +181,10 @@ def outcomes_of_return(
                 copy_context().run(log.failed_alone, [job.delivery], reason)
         else:
             outcome = outcome_of_value(item, limit, call.handler.results)
-        _log_end(job, outcome, log)
+        if not job.settled:
+            log.ended(job.delivery, outcome)
         outcomes.append(outcome)
     return outcomes
-
-
-def _log_end(job: RunningTask, outcome: Outcome, log: TaskLog) -> None:
-    if not job.settled:
-        log.ended(job.delivery, outcome)
 
 
 def outcomes_of_error(
@@ -198,19 +197,21 @@ def outcomes_of_error(
     """
     if not isinstance(error, Exception):
         return error
-    outcome = failed or outcome_of_error(error)
-    if not call.handler.options.on_error:
-        ends = [(outcome, error)] * len(call.jobs)
-    else:
-        ends = [_outcome_by_rules(job, error, outcome) for job in call.jobs]
+    usual = failed or outcome_of_error(error)
+    outcomes: list[Outcome] = []
     failures: dict[int, tuple[Exception, list[AnyDelivery]]] = {}
-    for job, (outcome, reason) in zip(call.jobs, ends, strict=True):
-        _log_end(job, outcome, log)
-        if isinstance(outcome, Failed) and not job.settled:
+    for job in call.jobs:
+        outcome, reason = _outcome_by_rules(job, error, usual)
+        outcomes.append(outcome)
+        if job.settled:
+            continue
+        if isinstance(outcome, Failed):
             failures.setdefault(id(reason), (reason, []))[1].append(job.delivery)
+        else:
+            log.ended(job.delivery, outcome)
     for reason, deliveries in failures.values():
         log.failed(deliveries, reason)
-    return [outcome for outcome, _ in ends]
+    return outcomes
 
 
 def _outcome_by_rules(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
@@ -82,7 +83,7 @@ class WorkerRun:
         """the time limit of the start, which `stop` ends"""
         self.stopping = False
         """whether the run is stopping, because `stop` was called or an error occurred"""
-        self.outcomes: dict[str, dict[type[Outcome], int]] = {}
+        self.outcomes = defaultdict[str, Counter[type[Outcome]]](Counter)
         """number of attempts by key and kind of outcome"""
         self._on_ready = on_ready
         self.reconnected = asyncio.Event()
@@ -170,9 +171,7 @@ class WorkerRun:
         self._stop_in_loop(now=False)
 
     def _on_outcome(self, outcome: Outcome, delivery: AnyDelivery) -> None:
-        counts = self.outcomes.setdefault(delivery.task.key, {})
-        kind = type(outcome)
-        counts[kind] = counts.get(kind, 0) + 1
+        self.outcomes[delivery.task.key][type(outcome)] += 1
         match outcome:
             case Success():
                 changed = self._quarantine.succeeded()

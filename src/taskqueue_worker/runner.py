@@ -204,10 +204,10 @@ class HandlerRunner:
     def _start(self, handler: Handler, deliveries: Sequence[AnyDelivery]) -> None:
         call = HandlerCall(handler, self._slots)
         values: list[Any] = []
+        state = self._scope.state_of(handler.registry)
         for delivery in deliveries:
-            task = delivery.task
             try:
-                values.append(handler.arguments.read(bytes(task.payload)))
+                values.append(handler.arguments.read(bytes(delivery.task.payload)))
             except Exception as error:  # noqa: BLE001 - a validator may raise any exception
                 end = outcome_of_error(error)
                 outcome = self._unknown.with_invalid_payload(delivery, handler, end)
@@ -216,7 +216,8 @@ class HandlerRunner:
                 self._on_outcome(outcome, delivery)
                 self._settler.finish(delivery.receipt, outcome)
                 continue
-            state = self._scope.state_of(handler.registry)
+            if (timeout := delivery.timeout) is not None:
+                call.timeout = timeout if call.timeout is None else min(timeout, call.timeout)
             job = RunningTask(delivery, Context(delivery, self._settler.progress, state), call)
             self._running[delivery.receipt] = job
             call.jobs.append(job)
@@ -246,8 +247,9 @@ class HandlerRunner:
             self._threads.submit(lambda: context.run(self._run_sync, call, arguments))
 
     def _start_timer(self, call: HandlerCall) -> None:
-        stored = [t for job in call.jobs if (t := job.delivery.timeout) is not None]
-        timeout = min(stored, default=self._handlers.timeouts.get(call.handler.queue))
+        timeout = call.timeout
+        if timeout is None:
+            timeout = self._handlers.timeouts.get(call.handler.queue)
         if timeout is not None:
             call.timer = self._loop.call_later(timeout, self._time_out, call, timeout)
 
@@ -272,11 +274,9 @@ class HandlerRunner:
             outcome = HandBack() if ours else outcome_of_error(error)
             self._finish_call(call, [outcome] * len(call.jobs))
         except BaseException as error:  # noqa: BLE001 - a handler may raise any exception
-            self._finish_call(call, self._raised(call, error))
+            self._finish_call(call, self._end_of(call, None, error))
         else:
-            self._finish_call(
-                call, [value] if children is not None else self._returned(call, value)
-            )
+            self._finish_call(call, [value] if children is not None else self._end_of(call, value))
 
     async def _run_in_process(self, call: HandlerCall, children: ChildProcesses) -> Outcome:
         (job,) = call.jobs
@@ -294,19 +294,32 @@ class HandlerRunner:
         try:
             with processing([job.delivery.task for job in call.jobs]):
                 value = call.handler.function(**arguments)
-            end = self._returned(call, value)
         except BaseException as error:  # noqa: BLE001 - a handler may raise any exception
-            end = self._raised(call, error)
+            end = self._end_of(call, None, error)
+        else:
+            end = self._end_of(call, value)
         self._thread_results.put((call, end))
 
-    def _returned(self, call: HandlerCall, value: object) -> HandlerEnd:
-        limit = self._settler.result_limit
-        return _end_of(call, lambda: outcomes_of_return(call, value, limit, self._task_log))
-
-    def _raised(
-        self, call: HandlerCall, error: BaseException, failed: Failed | None = None
+    def _end_of(
+        self,
+        call: HandlerCall,
+        value: object,
+        error: BaseException | None = None,
+        failed: Failed | None = None,
     ) -> HandlerEnd:
-        return _end_of(call, lambda: outcomes_of_error(call, error, self._task_log, failed))
+        """Return how a call ended whose handler returned ``value`` or raised ``error``.
+
+        ``failed`` is the outcome of ``error`` if no rule decides. If code of the application that decides it raises an
+        exception, the attempt failed.
+        """
+        try:
+            if error is not None:
+                return outcomes_of_error(call, error, self._task_log, failed)
+            return outcomes_of_return(call, value, self._settler.result_limit, self._task_log)
+        except (SystemExit, KeyboardInterrupt) as fatal:
+            return fatal
+        except BaseException as wrong:  # noqa: BLE001 - an error rule may raise any exception, and the call must end
+            return [outcome_of_error(wrong)] * len(call.jobs)
 
     def _on_threads_ended(self, ends: list[tuple[HandlerCall, HandlerEnd]]) -> None:
         for call, end in ends:
@@ -335,7 +348,7 @@ class HandlerRunner:
 
     def _timed_out(self, call: HandlerCall, failed: Failed) -> HandlerEnd:
         self._task_log.enter(call.jobs[0].delivery, len(call.jobs))
-        return self._raised(call, TimeoutError(failed.error), failed)
+        return self._end_of(call, None, TimeoutError(failed.error), failed)
 
     def _settle_early(self, job: RunningTask, outcome: Outcome) -> None:
         """Report the outcome of a task whose handler is still running, unless an outcome was reported before."""
@@ -383,13 +396,3 @@ class HandlerRunner:
                 self._settler.settle(receipt, HandBack())
             self._settler.free()
         self._on_fatal(error)
-
-
-def _end_of(call: HandlerCall, outcomes: Callable[[], HandlerEnd]) -> HandlerEnd:
-    """Return how a call ended. If code of the application that decides it raises an exception, the attempt failed."""
-    try:
-        return outcomes()
-    except (SystemExit, KeyboardInterrupt) as error:
-        return error
-    except BaseException as error:  # noqa: BLE001 - an error rule may raise any exception, and the call must end
-        return [outcome_of_error(error)] * len(call.jobs)

@@ -145,15 +145,17 @@ class ServerLink:
         self._thread.start()
 
     def settle(self, receipt: str, outcome: Outcome) -> None:
-        self._check(outcome)
+        if type(outcome) is Snoozed:
+            self._warn_of_snooze()
         self._inbox.put(partial(self._session.settle, receipt, outcome))
 
     def finish(self, receipt: str, outcome: Outcome) -> None:
-        self._check(outcome)
+        if type(outcome) is Snoozed:
+            self._warn_of_snooze()
         self._inbox.put(partial(self._session.finish, receipt, outcome))
 
-    def _check(self, outcome: Outcome) -> None:
-        if type(outcome) is Snoozed and not self._warned and self._connected:
+    def _warn_of_snooze(self) -> None:
+        if not self._warned and self._connected:
             self._warned = Feature.SNOOZE not in self._session.features
             if self._warned:
                 _log.warning(

@@ -176,7 +176,8 @@ class Slots:
     @property
     def free(self) -> int:
         """The number of tasks that may start. Calls that wait to get their slots back come first."""
-        return 0 if self._turns else max(0, self._count - self._used)
+        free = self._count - self._used
+        return 0 if self._turns or free < 0 else free
 
     def owners(self) -> dict[TaskName, SlotLoan | None]:
         """Return the loans of the calls that run in this worker, by the keys and ids of their tasks."""

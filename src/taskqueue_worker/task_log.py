@@ -23,6 +23,8 @@ _current: ContextVar[_Call | None] = ContextVar("taskqueue_task", default=None)
 _OWN_FOLDERS = (str(Path(__file__).parent), taskqueue_core.application.__path__[0])
 _MOST_CAUSES = 100
 """maximum number of exceptions of a chain that are logged without their texts"""
+_LEVELS = {Rejected: logging.WARNING, RetryLater: logging.INFO, Snoozed: logging.INFO}
+"""levels of the records of outcomes that handlers ask for"""
 _MAKE_RECORD = logging.Logger.makeRecord.__code__
 _log = logging.getLogger("taskqueue.worker")
 
@@ -49,10 +51,10 @@ class TaskLog:
         """
         call = (self._worker_id, first, number)
         _current.set(call)
-        if self._bind is None:
-            self._bind = _structlog_binder()
-        if self._bind:
-            self._bind(**_fields(call))
+        if self._bind is not False:
+            self._bind = self._bind or _structlog_binder()
+            if self._bind:
+                self._bind(**_fields(call))
 
     def failed(self, deliveries: Sequence[AnyDelivery], error: BaseException) -> None:
         """Log a failed attempt, with the traceback without the frames of this project that call the handler."""
@@ -76,11 +78,12 @@ class TaskLog:
 
     def ended(self, delivery: AnyDelivery, outcome: Outcome) -> None:
         """Log a rejection, a requested retry or a snooze, with the fields of its task."""
-        if isinstance(outcome, Rejected | RetryLater | Snoozed):
+        level = _LEVELS.get(type(outcome))
+        if level is not None and _log.isEnabledFor(level):
             with suppress(Exception):  # as above
                 copy_context().run(self._ended_alone, delivery, outcome)
 
-    def _ended_alone(self, delivery: AnyDelivery, outcome: Rejected | RetryLater | Snoozed) -> None:
+    def _ended_alone(self, delivery: AnyDelivery, outcome: Outcome) -> None:
         self.enter(delivery)
         task = delivery.task
         match outcome:

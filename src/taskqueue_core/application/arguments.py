@@ -162,7 +162,8 @@ class Arguments(_Payload):
                 return {name: adapter.validate_json(payload)}
             if self._single_parameter is None and payload.strip() == b"null":
                 payload = b"{}"
-            return cast("dict[str, Any]", self._by_name.validate_json(payload))
+            values: dict[str, Any] = self._by_name.validator.validate_json(payload)
+            return values
         except ValidationError as error:
             if (
                 self._single_parameter is None
@@ -182,7 +183,10 @@ class Arguments(_Payload):
 
     def of(self, values: list[dict[str, Any]], contexts: list[Context[Any]]) -> dict[str, Any]:
         """Return the keyword arguments of the handler for one decoded payload and its context."""
-        return values[0] | dict.fromkeys(self._contexts, contexts[0])
+        (arguments,) = values
+        for name in self._contexts:
+            arguments[name] = contexts[0]
+        return arguments
 
     @staticmethod
     def _annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
