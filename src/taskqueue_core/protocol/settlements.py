@@ -28,11 +28,11 @@ def outcomes_of(frame: frames.SettlementFrame) -> Mapping[str, Outcome]:
             }
         case frames.RedeliverFrame(receipts=receipts):
             return dict.fromkeys(receipts, HandBack())
-        case frames.RetryFrame(receipt=receipt, delay=delay, free=True):
-            return {receipt: Snoozed(delay or 0)}
-        case frames.RetryFrame(receipt=receipt, delay=None):
-            return {receipt: Failed(frame.error, frame.traceback)}
         case frames.RetryFrame(receipt=receipt, delay=delay):
+            if frame.free:
+                return {receipt: Snoozed(delay or 0)}
+            if delay is None:
+                return {receipt: Failed(frame.error, frame.traceback)}
             return {receipt: RetryLater(delay, frame.error, frame.traceback)}
         case frames.DeadLetterFrame(receipt=receipt):
             return {receipt: Rejected(frame.reason, frame.error, frame.traceback)}
@@ -89,7 +89,9 @@ def frames_of(
 def _traceback(
     outcome: Failed | RetryLater | Rejected, features: Container[frames.Feature]
 ) -> str | None:
-    return clean_traceback(outcome.traceback) if frames.Feature.TRACEBACKS in features else None
+    if outcome.traceback is None or frames.Feature.TRACEBACKS not in features:
+        return None
+    return clean_traceback(outcome.traceback)
 
 
 def _ack_frames(
