@@ -7,7 +7,6 @@ and passed on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import cast
 
 from taskqueue_core import telemetry
@@ -169,8 +168,7 @@ class InstrumentedPublisher:
         free: bool = False,
         traceback: str | None = None,
     ) -> Confirmation:
-        call = partial(
-            self._inner.schedule_retry,
+        call = self._inner.schedule_retry(
             task,
             at,
             error=error,
@@ -181,9 +179,9 @@ class InstrumentedPublisher:
         )
         if telemetry.active():
             with telemetry.operation("retry", (task,)):
-                confirmation = await call()
+                confirmation = await call
         else:
-            confirmation = await call()
+            confirmation = await call
         if self._hooks.listening:
             self._hooks.fire(
                 "retry_scheduled",

@@ -69,6 +69,7 @@ LIMITS = Limits()
 TASK_RUN_BYTES = 1024 * 1024
 """maximum number of bytes of a Prefect task run as JSON text; a Prefect worker accepts no larger message"""
 
+_NUMBER = (int, float)  # ``int | float`` in a function would create a union in each call
 _NAME = re.compile(r"[A-Za-z0-9_<][A-Za-z0-9._:@=+<>~-]*")
 _END_OF_TIME = 253_402_300_800.0  # the start of the year 10000, the end of Python's datetime
 _CENTURY = 100 * 366 * 86_400.0
@@ -198,14 +199,14 @@ def deepest(brackets: bytes) -> int:
 
 def check_time(field: str, value: object) -> None:
     """Check that a time is a finite number of Unix seconds, from the year 1970 to the end of the year 9999."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _END_OF_TIME:
+    if isinstance(value, _NUMBER) and not isinstance(value, bool) and 0 <= value < _END_OF_TIME:
         return
     raise InvalidInput(field, _number(value), "a time in the years 1970 to 9999, in Unix seconds")
 
 
 def check_duration(field: str, value: object) -> None:
     """Check that a duration is a number of seconds from 0 to 3162240000 (100 years of 366 days)."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _CENTURY:
+    if isinstance(value, _NUMBER) and not isinstance(value, bool) and 0 <= value <= _CENTURY:
         return
     raise InvalidInput(
         field,

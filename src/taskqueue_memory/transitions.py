@@ -146,8 +146,8 @@ class MemoryStore(Steps):
         error: str | None,
         token: str | None,
         settles: Delivery | None,
-        *,
         traceback: str | None,
+        *,
         free: bool,
     ) -> Confirmation:
         """Schedule the next attempt of a task. A second call with the same token has no effect."""
@@ -170,7 +170,7 @@ class MemoryStore(Steps):
             )
         elif record.state is State.DEAD:
             queue.unique.add(record)
-        record.retry(token, error, now, traceback=traceback, free=free)
+        record.retry(token, error, now, traceback, free=free)
         queue.retried += 1
         self._schedule(record, at, "retried", worker=worker, error=error)
         return Confirmation(key=task.key, task_id=task.id, status=Published.ACCEPTED)

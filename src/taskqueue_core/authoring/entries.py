@@ -204,8 +204,8 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         token: str,
         error: str | None,
         now: float,
-        *,
         traceback: str | None = None,
+        *,
         free: bool = False,
     ) -> None:
         """Prepare the next attempt, and record the error. The caller ends the delivery and changes the state.

@@ -65,6 +65,8 @@ _BYTES = 4 * 1024 * 1024
 _MAX_CONCURRENT = 100
 """maximum number of concurrent calls for retries and dead letters"""
 _DEFAULTS = QueueSettings()
+_BY_POLICY = (Failed, RetryLater)
+"""outcomes that the retry policy of the queue decides"""
 
 Done = tuple[Delivery, bytes | None]
 
@@ -179,7 +181,7 @@ class Settler:
 def _needs_settings(outcome: Outcome) -> bool:
     if isinstance(outcome, Rejected):
         return outcome.traceback is not None
-    return isinstance(outcome, Failed | RetryLater)
+    return isinstance(outcome, _BY_POLICY)
 
 
 def decided(
@@ -190,7 +192,7 @@ def decided(
 ) -> Verb:
     """Return how to settle a delivery, by the retry policy of its queue. Tracebacks are left out if it says so."""
     verb = decide(outcome, delivery, settings.retry, uniform)
-    if isinstance(verb, Bury | ScheduleRetry) and not settings.keep_tracebacks:
+    if not settings.keep_tracebacks and isinstance(verb, Bury | ScheduleRetry):
         return msgspec.structs.replace(verb, traceback=None)
     return verb
 
