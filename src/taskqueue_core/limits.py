@@ -70,6 +70,8 @@ TASK_RUN_BYTES = 1024 * 1024
 """maximum number of bytes of a Prefect task run as JSON text; a Prefect worker accepts no larger message"""
 
 _NUMBER = (int, float)  # ``int | float`` in a function would create a union in each call
+_MOST_CUT = 3
+"""maximum number of bytes of the half of a character that `clean_traceback` leaves out"""
 _NAME = re.compile(r"[A-Za-z0-9_<][A-Za-z0-9._:@=+<>~-]*")
 _END_OF_TIME = 253_402_300_800.0  # the start of the year 10000, the end of Python's datetime
 _CENTURY = 100 * 366 * 86_400.0
@@ -100,6 +102,11 @@ def clean_traceback(text: str | None) -> str | None:
     if not text:
         return None
     return text.encode("utf-8", "replace")[-LIMITS.traceback :].decode("utf-8", "ignore")
+
+
+def is_whole(traceback: str) -> bool:
+    """Return whether a text of `clean_traceback` is certainly a whole traceback, and not the end of one."""
+    return len(traceback.encode()) < LIMITS.traceback - _MOST_CUT
 
 
 def escape_controls(text: str, *, keep: str = "") -> str:

@@ -134,7 +134,7 @@ def formatter(*, for_people: bool = False, as_json: bool = False) -> logging.For
         foreign_pre_chain=[_keep_exc_text],
         processors=[
             _Complete("%H:%M:%S" if for_people else "iso", utc=not for_people),
-            structlog.processors.format_exc_info,
+            _with_traceback,
             _Clean(for_people=for_people, as_json=as_json),
             _in_few_words if for_people else _json if as_json else _pairs,
         ],
@@ -147,6 +147,18 @@ def _keep_exc_text(
     """Add a traceback that was formatted elsewhere, such as in a child process."""
     if event["_record"].exc_text and "exc_info" not in event:
         event["exception"] = event["_record"].exc_text
+    return event
+
+
+def _with_traceback(
+    logger: Any, name: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """Add a traceback as text. A worker has already the text of a failure, because it is stored."""
+    text = getattr(event.get("exc_info"), "text", None)
+    if text is None:
+        return structlog.processors.format_exc_info(logger, name, event)
+    del event["exc_info"]
+    event["exception"] = text
     return event
 
 

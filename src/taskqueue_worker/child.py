@@ -104,7 +104,9 @@ class _ForwardingHandler(logging.Handler):
             failure = sys.exc_info()
         elif isinstance(failure, BaseException):
             failure = (type(failure), failure, failure.__traceback__)
-        text = self._formatter.formatException(failure) if failure else record.exc_text
+        text = getattr(failure, "text", None) or record.exc_text
+        if failure and not text:
+            text = self._formatter.formatException(failure)
         return Record(record.name, record.levelno, message, fields, text)
 
 

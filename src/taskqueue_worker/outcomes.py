@@ -178,7 +178,7 @@ def outcomes_of_return(
         if isinstance(item, Exception):
             outcome, reason = _outcome_by_rules(job, item, outcome_of_error(item))
             if isinstance(outcome, Failed) and not job.settled:
-                copy_context().run(log.failed_alone, [job.delivery], reason)
+                copy_context().run(log.failed_alone, [job.delivery], reason, outcome.traceback)
         else:
             outcome = outcome_of_value(item, limit, call.handler.results)
         if not job.settled:
@@ -199,18 +199,18 @@ def outcomes_of_error(
         return error
     usual = failed or outcome_of_error(error)
     outcomes: list[Outcome] = []
-    failures: dict[int, tuple[Exception, list[AnyDelivery]]] = {}
+    failures: dict[int, tuple[Failed, Exception, list[AnyDelivery]]] = {}
     for job in call.jobs:
         outcome, reason = _outcome_by_rules(job, error, usual)
         outcomes.append(outcome)
         if job.settled:
             continue
         if isinstance(outcome, Failed):
-            failures.setdefault(id(reason), (reason, []))[1].append(job.delivery)
+            failures.setdefault(id(reason), (outcome, reason, []))[2].append(job.delivery)
         else:
             log.ended(job.delivery, outcome)
-    for reason, deliveries in failures.values():
-        log.failed(deliveries, reason)
+    for failure, reason, deliveries in failures.values():
+        log.failed(deliveries, reason, failure.traceback)
     return outcomes
 
 

@@ -229,7 +229,9 @@ class HandlerRunner:
 
     def _log_unread(self, delivery: AnyDelivery, outcome: Outcome, error: Exception) -> None:
         if isinstance(outcome, Failed):
-            self._context.copy().run(self._task_log.failed_alone, [delivery], error)
+            self._context.copy().run(
+                self._task_log.failed_alone, [delivery], error, outcome.traceback
+            )
         else:
             self._task_log.ended(delivery, outcome)
 
@@ -269,9 +271,10 @@ class HandlerRunner:
             # If this worker did not cancel the handler, the handler itself raised the error, so the attempt failed.
             task = asyncio.current_task()
             ours = call.releasing or (task is not None and task.cancelling() > 0)
-            if not ours and (live := [job.delivery for job in call.jobs if not job.settled]):
-                self._task_log.failed(live, error)
             outcome = HandBack() if ours else outcome_of_error(error)
+            live = [job.delivery for job in call.jobs if not job.settled]
+            if live and isinstance(outcome, Failed):
+                self._task_log.failed(live, error, outcome.traceback)
             self._finish_call(call, [outcome] * len(call.jobs))
         except BaseException as error:  # noqa: BLE001 - a handler may raise any exception
             self._finish_call(call, self._end_of(call, None, error))

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
 import taskqueue_core.application
+from taskqueue_core.limits import is_whole
 from taskqueue_core.retry import Outcome, Rejected, RetryLater, Snoozed
 from taskqueue_worker.batch_buffer import AnyDelivery
 
@@ -56,8 +57,13 @@ class TaskLog:
             if self._bind:
                 self._bind(**_fields(call))
 
-    def failed(self, deliveries: Sequence[AnyDelivery], error: BaseException) -> None:
-        """Log a failed attempt, with the traceback without the frames of this project that call the handler."""
+    def failed(
+        self, deliveries: Sequence[AnyDelivery], error: BaseException, traceback: str | None = None
+    ) -> None:
+        """Log a failed attempt, with the traceback without the frames of this project that call the handler.
+
+        ``traceback`` is its text, as it is stored. Logs in the format of `taskqueue_core.logs` show the same text.
+        """
         first, more = deliveries[0], len(deliveries) - 1
         with suppress(
             Exception
@@ -68,13 +74,15 @@ class TaskLog:
                 f" and {more} more" if more else "",
                 first.task.key,
                 first.attempt,
-                exc_info=self.exc_info(error),
+                exc_info=self.exc_info(error, traceback),
             )
 
-    def failed_alone(self, deliveries: Sequence[AnyDelivery], error: BaseException) -> None:
+    def failed_alone(
+        self, deliveries: Sequence[AnyDelivery], error: BaseException, traceback: str | None = None
+    ) -> None:
         """Log a failed attempt outside of its call; must be run in a context of its own."""
         self.enter(deliveries[0], len(deliveries))
-        self.failed(deliveries, error)
+        self.failed(deliveries, error, traceback)
 
     def ended(self, delivery: AnyDelivery, outcome: Outcome) -> None:
         """Log a rejection, a requested retry or a snooze, with the fields of its task."""
@@ -97,14 +105,21 @@ class TaskLog:
             case Snoozed(delay):
                 _log.info("task %s of %s is put off by %g s", task.id, task.key, delay)
 
-    def exc_info(
-        self, error: BaseException
-    ) -> tuple[type[BaseException], BaseException, TracebackType | None]:
-        """Return an exception as a log record has it."""
+    def exc_info(self, error: BaseException, text: str | None = None) -> ExcInfo:
+        """Return an exception as a log record has it; ``text`` is its traceback, as it is stored."""
         frames = without_own(error.__traceback__)
         if self._hide_texts:
-            error = _without_text(error, set())
-        return type(error), error, frames
+            error, text = _without_text(error, set()), None
+        info = ExcInfo((type(error), error, frames))
+        if text is not None and is_whole(text):
+            info.text = text.removesuffix("\n")
+        return info
+
+
+class ExcInfo(tuple[type[BaseException], BaseException, TracebackType | None]):
+    """An exception as a log record has it, and the text of its traceback, so that no formatter has to render it."""
+
+    text: str | None = None
 
 
 class _Attributes(dict[str, Any]):

@@ -8,6 +8,7 @@ import json
 import logging
 import re
 import sys
+import traceback
 from asyncio.subprocess import PIPE
 from contextvars import ContextVar
 from typing import Any
@@ -15,8 +16,9 @@ from typing import Any
 import pytest
 
 from taskqueue_core.application.rules import ErrorRules
+from taskqueue_core.limits import LIMITS
 from taskqueue_core.logs import formatter
-from taskqueue_core.protocol.frames import AckFrame, DeadLetterFrame, RetryFrame
+from taskqueue_core.protocol.frames import AckFrame, DeadLetterFrame, Feature, RetryFrame
 from taskqueue_worker import Reject, Retry, Snooze, Worker
 from taskqueue_worker.task_log import FIELDS, TaskLog
 from tests.worker.fake import PATIENCE, FakeServer, running, work
@@ -269,6 +271,49 @@ def test_a_failure_in_each_form(form: str) -> None:
     else:
         assert not more
         assert "Traceback" in first
+
+
+@pytest.mark.parametrize("form", ["json", "text", "people"])
+@pytest.mark.parametrize("size", [10, LIMITS.traceback])
+async def test_a_failure_is_rendered_once(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, form: str, size: int
+) -> None:
+    """U10: the log shows the text of the traceback that is stored, in each form; only if that is cut, the whole one."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(formatter(for_people=form == "people", as_json=form == "json"))
+    rendered: list[object] = []
+    init = traceback.TracebackException.__init__
+
+    def counting(self: traceback.TracebackException, *args: Any, **kwargs: Any) -> None:
+        rendered.append(args)
+        init(self, *args, **kwargs)
+
+    monkeypatch.setattr(traceback.TracebackException, "__init__", counting)
+    monkeypatch.setattr(logging.getLogger("taskqueue.worker"), "handlers", [handler])
+    monkeypatch.setattr(logging.getLogger("taskqueue.worker"), "propagate", False)
+    worker = Worker(url=server.url)
+
+    @worker.task("work")
+    async def fail() -> None:
+        raise ValueError("x" * size)
+
+    async with running(worker):
+        peer = await server.accept()
+        await peer.welcome(features=[Feature.TRACEBACKS])
+        await peer.deliver(work(None))
+        stored = (await peer.next(RetryFrame)).traceback
+    assert stored is not None
+    is_cut = size == LIMITS.traceback
+    assert len(rendered) == (2 if is_cut else 1)
+    assert stored.startswith("Traceback") is not is_cut
+    shown = stream.getvalue()
+    assert "Traceback" in shown
+    assert "ValueError: " + "x" * size in shown
+    if form == "json":
+        (line,) = map(json.loads, shown.splitlines())
+        assert line["exception"].endswith(stored.rstrip()[-size:])
+        assert line["exception"] == stored.rstrip() or is_cut
 
 
 @pytest.mark.parametrize("kind", ["coroutine", "thread"])

@@ -80,8 +80,10 @@ class _DrainLog(TaskLog):
         super().__init__(worker_id)
         self._drain = drain
 
-    def failed(self, deliveries: Sequence[AnyDelivery], error: BaseException) -> None:
-        super().failed(deliveries, error)
+    def failed(
+        self, deliveries: Sequence[AnyDelivery], error: BaseException, traceback: str | None = None
+    ) -> None:
+        super().failed(deliveries, error, traceback)
         self._drain.note_error(deliveries, error)
 
 
