@@ -58,7 +58,7 @@ class MemoryPublisher:
         free: bool = False,
         traceback: str | None = None,
     ) -> Confirmation:
-        return self._store.retry(task, at, error, token, settles, traceback, free=free)
+        return self._store.retry(task, at, error, token, settles, traceback=traceback, free=free)
 
     def room_signal(self, *keys: str) -> MemoryRoomSignal:
         return MemoryRoomSignal(self._store.signals, checked_keys(keys))

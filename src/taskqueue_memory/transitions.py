@@ -146,8 +146,8 @@ class MemoryStore(Steps):
         error: str | None,
         token: str | None,
         settles: Delivery | None,
-        traceback: str | None,
         *,
+        traceback: str | None,
         free: bool,
     ) -> Confirmation:
         """Schedule the next attempt of a task. A second call with the same token has no effect."""

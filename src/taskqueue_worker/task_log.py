@@ -116,7 +116,7 @@ class TaskLog:
         return info
 
 
-class ExcInfo(tuple[type[BaseException], BaseException, TracebackType | None]):
+class ExcInfo(tuple[type[BaseException], BaseException, TracebackType | None]):  # noqa: SLOT001 - it has an attribute
     """An exception as a log record has it, and the text of its traceback, so that no formatter has to render it."""
 
     text: str | None = None

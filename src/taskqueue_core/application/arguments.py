@@ -100,6 +100,8 @@ class Arguments(_Payload):
         self._names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
         try:
             self._by_name = _by_name(fields, allow_extra=extra)
+            self._read_by_name: Callable[[bytes], dict[str, Any]]
+            self._read_by_name = self._by_name.validator.validate_json
             self._single_parameter = (
                 _single_parameter(fields) if len(fields) == 1 and not extra else None
             )
@@ -162,8 +164,7 @@ class Arguments(_Payload):
                 return {name: adapter.validate_json(payload)}
             if self._single_parameter is None and payload.strip() == b"null":
                 payload = b"{}"
-            values: dict[str, Any] = self._by_name.validator.validate_json(payload)
-            return values
+            return self._read_by_name(payload)
         except ValidationError as error:
             if (
                 self._single_parameter is None
