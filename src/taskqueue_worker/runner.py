@@ -310,10 +310,9 @@ class HandlerRunner:
         error: BaseException | None = None,
         failed: Failed | None = None,
     ) -> HandlerEnd:
-        """Return how a call ended whose handler returned ``value`` or raised ``error``.
+        """Return how a call ended that returned ``value`` or raised ``error``, which without rules means ``failed``.
 
-        ``failed`` is the outcome of ``error`` if no rule decides. If code of the application that decides it raises an
-        exception, the attempt failed.
+        If code of the application that decides it raises an exception, the attempt failed.
         """
         try:
             if error is not None:
