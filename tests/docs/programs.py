@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -22,11 +23,18 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def run(*words: str, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
-    """Run a program and return what it prints; it must exit with 0."""
+    """Run a program and return what it prints; it must exit with 0, and close what it opens."""
     done = subprocess.run(
-        words, cwd=cwd, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False
+        words,
+        cwd=cwd,
+        env=_strict(env),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "ResourceWarning" not in done.stderr, done.stderr
     return done.stdout
 
 
@@ -34,10 +42,15 @@ def python(code: str, cwd: Path | None = None, env: Mapping[str, str] | None = N
     """Run Python code and return what it prints; it must exit with 0 and print nothing on stderr."""
     done = subprocess.run(
         [sys.executable, "-c", code],
-        cwd=cwd, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False,
+        cwd=cwd, env=_strict(env), capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
+
+
+def _strict(env: Mapping[str, str] | None) -> dict[str, str]:
+    """Return an environment in which Python warns of what is never closed, as ``python -X dev`` does."""
+    return {**(os.environ if env is None else env), "PYTHONWARNINGS": "always::ResourceWarning"}
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -36,8 +35,10 @@ class Shell:
         words = [sys.executable, *words[1:]] if words[0] == "python" else words
         if words[-1] != "&":
             return run(*words, **self._options)
-        quiet = {"stderr": subprocess.DEVNULL}
-        started = self._background.enter_context(background(words[:-1], **self._options, **quiet))
+        log = self._background.enter_context((self._options["cwd"] / "log.txt").open("a"))
+        started = self._background.enter_context(
+            background(words[:-1], **self._options, stderr=log)
+        )
         assert started.stdout is not None
         return started.stdout.readline()
 
@@ -53,8 +54,10 @@ class Shell:
                 time.sleep(0.05)
 
     def close(self) -> None:
-        """End the background processes, the last one first."""
+        """End the background processes, the last one first. They must have closed what they opened."""
         self._background.close()
+        log = self._options["cwd"] / "log.txt"
+        assert not log.exists() or "ResourceWarning" not in log.read_text()
 
 
 @pytest.fixture
@@ -73,6 +76,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
             "TASKQUEUE_PORT": str(port),
             "TASKQUEUE_SERVER_URL": f"http://127.0.0.1:{port}",
             "PYTHONUNBUFFERED": "1",
+            "PYTHONWARNINGS": "always::ResourceWarning",
         },
     )
     yield shell

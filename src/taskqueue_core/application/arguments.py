@@ -17,7 +17,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from typing_extensions import TypedDict, is_typeddict
 
 from taskqueue_core.application.call import OPTIONS
-from taskqueue_core.application.codec import Codec, describe
+from taskqueue_core.application.codec import Codec, describe, bytes_fault
 from taskqueue_core.application.context import Context
 from taskqueue_core.application.dependencies import dependencies_of
 from taskqueue_core.application.errors import InvalidArguments
@@ -292,8 +292,8 @@ def _encode(task: str, codec: Codec, value: Any, arguments: Mapping[str, Any]) -
         raise _invalid(task, describe(error, codec)) from None
     except TooLarge:
         raise
-    except (PydanticSerializationError, InvalidInput):
-        raise _invalid(task, _without_json(arguments)) from None
+    except (PydanticSerializationError, InvalidInput) as error:
+        raise _invalid(task, bytes_fault(error) or _without_json(arguments)) from None
     return text
 
 
@@ -363,9 +363,7 @@ def handler_signature(function: Callable[..., Any]) -> inspect.Signature:
 
 def _by_name(fields: dict[str, Any], *, allow_extra: bool) -> Codec:
     shape = cast("Any", TypedDict)("Arguments", fields)
-    shape.__pydantic_config__ = ConfigDict(
-        extra="allow" if allow_extra else "forbid", val_json_bytes="base64"
-    )
+    shape.__pydantic_config__ = ConfigDict(extra="allow" if allow_extra else "forbid")
     return Codec(shape, fields)
 
 

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic.dataclasses import is_pydantic_dataclass
 from pydantic_core import ErrorDetails, SchemaSerializer, SchemaValidator
 from pydantic_core.core_schema import CoreConfig
 
@@ -29,20 +30,28 @@ _MESSAGES = frozenset(
 """pydantic's error codes whose messages say what is allowed, and never quote the value, which may be confidential"""
 
 
+_BASE64 = CoreConfig(ser_json_bytes="base64", val_json_bytes="base64")
+_UTF8 = CoreConfig(ser_json_bytes="utf8", val_json_bytes="utf8")
+_NO_SCHEMA = {"default", "metadata"}
+"""the parts of a pydantic schema that contain no schema"""
+
+
 class Codec:
-    """A validator and a serializer of a type. Bytes are base64, so that JSON can express them all."""
+    """A validator and a serializer of a type.
+
+    Bytes are base64, so that JSON can express them all. In the fields of a pydantic model or pydantic dataclass, its
+    own configuration says how they are encoded, by default as UTF-8.
+    """
 
     def __init__(self, kind: Any, parameters: Iterable[str] = ()) -> None:
         """Create a codec; ``parameters`` are the fields of an object of arguments. Raises pydantic's errors."""
         self.adapter: TypeAdapter[Any] = TypeAdapter(kind)
         self.adapter.rebuild()  # raises an error for a name in the type that cannot be resolved
         self._parameters = frozenset(parameters)
-        # A TypedDict has a configuration for validation only.
-        config = CoreConfig(
-            ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="constants"
-        )
-        self.validator = SchemaValidator(self.adapter.core_schema, config)
-        self.serializer = SchemaSerializer(self.adapter.core_schema, config)
+        config = CoreConfig(ser_json_inf_nan="constants", **_BASE64)
+        schema = _with_bytes(self.adapter.core_schema)
+        self.validator = SchemaValidator(schema, config)
+        self.serializer = SchemaSerializer(schema, config)
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -56,6 +65,36 @@ class Codec:
     def validate_json(self, text: bytes) -> Any:
         """Decode JSON text. Raises pydantic's ``ValidationError``."""
         return self.validator.validate_json(text)
+
+
+def bytes_fault(error: Exception) -> str | None:
+    """Return what is wrong with bytes that pydantic could not write as text; ``None`` if the error is another one."""
+    if "invalid utf-8 sequence" not in str(error):  # pydantic's error has no code
+        return None
+    return (
+        "bytes in the fields of a pydantic model must be UTF-8, unless ser_json_bytes and val_json_bytes are 'base64' in "
+        "its configuration"
+    )
+
+
+def _with_bytes(schema: Any) -> Any:
+    """Return a pydantic schema in which each type with fields says how bytes are encoded.
+
+    Otherwise the validator and the serializer would differ: one of them uses the configuration of an outer type.
+    """
+    if isinstance(schema, list | tuple):
+        return type(schema)(map(_with_bytes, schema))
+    if not isinstance(schema, dict):
+        return schema
+    kind = schema.get("type")
+    if kind == "model" or (kind == "dataclass" and is_pydantic_dataclass(schema["cls"])):
+        return {**schema, "config": {**_UTF8, **schema.get("config", {})}}
+    changed = {
+        name: part if name in _NO_SCHEMA else _with_bytes(part) for name, part in schema.items()
+    }
+    if kind in ("dataclass", "typed-dict"):
+        changed["config"] = {**_BASE64, **schema.get("config", {})}
+    return changed
 
 
 def _names(schema: object) -> Iterator[str]:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, PydanticUserError, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from taskqueue_core.application.arguments import handler_signature
-from taskqueue_core.application.codec import Codec, describe
+from taskqueue_core.application.codec import Codec, bytes_fault, describe
 from taskqueue_core.application.errors import InvalidResult
 from taskqueue_core.application.type_errors import annotation_error
 from taskqueue_core.errors import InvalidInput
@@ -58,7 +58,9 @@ class Results:
             ) from None
         except PydanticSerializationError as error:
             raise InvalidInput(
-                "result", kind_of(value), "a value that has an equivalent in JSON"
+                "result",
+                kind_of(value),
+                bytes_fault(error) or "a value that has an equivalent in JSON",
             ) from error
         # `count` is faster than `in`. These words are no JSON, unless they are part of a text.
         check = check_json if text.count(b"NaN") or text.count(b"Infinity") else check_encoded
