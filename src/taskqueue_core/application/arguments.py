@@ -17,7 +17,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from typing_extensions import TypedDict, is_typeddict
 
 from taskqueue_core.application.call import OPTIONS
-from taskqueue_core.application.codec import Codec, describe, bytes_fault
+from taskqueue_core.application.codec import Codec, bytes_fault, describe
 from taskqueue_core.application.context import Context
 from taskqueue_core.application.dependencies import dependencies_of
 from taskqueue_core.application.errors import InvalidArguments

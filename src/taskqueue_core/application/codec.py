@@ -72,8 +72,8 @@ def bytes_fault(error: Exception) -> str | None:
     if "invalid utf-8 sequence" not in str(error):  # pydantic's error has no code
         return None
     return (
-        "bytes in the fields of a pydantic model must be UTF-8, unless ser_json_bytes and val_json_bytes are 'base64' in "
-        "its configuration"
+        "bytes in the fields of a pydantic model must be UTF-8, unless ser_json_bytes and val_json_bytes are 'base64' "
+        "in its configuration"
     )
 
 
