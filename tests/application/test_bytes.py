@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypedDict
 
@@ -66,7 +67,7 @@ class Outer:
 
 RAW = [b"", b"abcd", b"caf\xc3\xa9", b"\xff\x00"]
 """bytes that are UTF-8, and base64 as well; UTF-8 only; neither"""
-KINDS = {
+KINDS: dict[str, tuple[Any, Callable[[bytes], Any]]] = {
     "bytes": (bytes, lambda raw: raw),
     "list": (list[bytes], lambda raw: [raw, raw]),
     "dict": (dict[str, bytes | None], lambda raw: {"a": raw, "b": None}),
@@ -80,7 +81,10 @@ KINDS = {
         lambda raw: Outer(Plain(raw), [{"raw": raw, "next": None}], Base64(raw=raw)),
     ),
 }
-TEXTS = {"model": (Text, lambda raw: Text(raw=raw)), "dataclass": (Checked, Checked)}
+TEXTS: dict[str, tuple[Any, Callable[[bytes], Any]]] = {
+    "model": (Text, lambda raw: Text(raw=raw)),
+    "dataclass": (Checked, Checked),
+}
 
 
 def echo(kind: Any) -> tuple[Tasks, Any]:
