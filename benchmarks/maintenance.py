@@ -70,7 +70,7 @@ async def maintained(url: str, servers: int, share: Share) -> AsyncIterator[None
                 opened(url, _PREFIX, lease=_LEASE, housekeeping=2.0)
             )
             share.watch(backend)
-            loops.append(asyncio.create_task(run_maintenance(backend.control)))
+            loops.append(asyncio.create_task(run_maintenance(backend)))
         try:
             yield
         finally:

@@ -94,7 +94,7 @@ class Dispatcher(RunnerContext):
             self._run_loop(), self.renewer.run(), self.sender.run()
         ]  # fmt: skip
         if self._maintenance:
-            loops.append(run_maintenance(self.control))
+            loops.append(run_maintenance(self.backend))
         await self._refresh()
         self._loops = [asyncio.create_task(loop) for loop in loops]
         return self

@@ -29,7 +29,7 @@ async def serving(host: Host, faults: list[str]) -> AsyncIterator[None]:
     forward_logs()
     try:
         await _log_setup(host, faults)
-        loops = [host.begin(run_maintenance(host.control)), host.begin(reconcile(host))]
+        loops = [host.begin(run_maintenance(host.backend)), host.begin(reconcile(host))]
         try:
             yield
         finally:

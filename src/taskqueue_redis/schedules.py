@@ -122,10 +122,11 @@ class RedisSchedules:
             self._scripts.run("schedule_due", partition, limit)
             for partition in self._scripts.partitions.names
         )
-        times = [seconds(next_at) for next_at, *_ in replies if next_at]
-        due = [schedule for _, *reply in replies for schedule in _schedules(reply)]
+        times = [seconds(next_at) for _, next_at, *_ in replies if next_at]
+        due = [schedule for _, _, *reply in replies for schedule in _schedules(reply)]
         due.sort(key=lambda schedule: schedule.next_at or 0.0)
-        return Due(schedules=tuple(due), next_at=min(times, default=None))
+        now = min(seconds(time) for time, *_ in replies)
+        return Due(now=now, schedules=tuple(due), next_at=min(times, default=None))
 
     async def fire(self, *fires: Fire) -> tuple[Fired, ...]:
         check_fires(fires)

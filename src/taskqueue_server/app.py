@@ -48,7 +48,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         chores = (
-            asyncio.create_task(run_maintenance(context.control)),
+            asyncio.create_task(run_maintenance(context.backend)),
             asyncio.create_task(context.access.watch()),
             asyncio.create_task(metrics.share()),
             asyncio.create_task(limit_lines(authenticates=context.access.authenticates)),

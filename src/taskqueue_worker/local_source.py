@@ -141,8 +141,8 @@ class LocalTaskSource:
         while receipts := await self._outage.retry_until_available(revocation.revoked):
             self._revoke_deliveries(receipts)
 
-    async def _maintain(self, control: Control) -> None:
-        await run_maintenance(control)
+    async def _maintain(self) -> None:
+        await run_maintenance(self._backend)
 
     def _note_progress(self, reports: list[tuple[str, float | str]]) -> None:
         self._progress.update(reports)
@@ -165,7 +165,7 @@ class LocalTaskSource:
         if has(self._backend, Capability.REVOCATION):
             work.append(self._watch_revocations())
         if self._control is not None:
-            work += [self._report_progress(self._control), self._maintain(self._control)]
+            work += [self._report_progress(self._control), self._maintain()]
         tasks = [self._loop.create_task(coroutine) for coroutine in work]
         try:
             waiting: set[asyncio.Future[Any]] = {*tasks, self._leaving}

@@ -11,7 +11,7 @@ import pytest
 from taskqueue_core.capabilities import Maintained, QueueSettings
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.consumer import maintenance
-from taskqueue_core.consumer.maintenance import run_maintenance
+from taskqueue_core.consumer.maintenance import run_passes
 from taskqueue_redis import RedisBackend, control
 from tests.redis.backends import KEY, opened, publish, stream, take, until
 from tests.redis.recount import recounted
@@ -162,7 +162,7 @@ async def test_many_lost_deliveries(
                     return await backend.control.maintain()
 
             inner: Any = Once()
-            loop = asyncio.create_task(run_maintenance(inner))
+            loop = asyncio.create_task(run_passes(inner))
             await until(lambda: ready(backend, 3000), "all deliveries have returned")
             loop.cancel()
             await asyncio.wait([loop])

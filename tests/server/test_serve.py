@@ -14,7 +14,7 @@ import pytest
 from taskqueue_core.capabilities import Maintained
 from taskqueue_core.concurrency import first_completed, wait_forever
 from taskqueue_core.consumer import maintenance
-from taskqueue_core.consumer.maintenance import run_maintenance
+from taskqueue_core.consumer.maintenance import run_passes
 from taskqueue_core.errors import BackendUnavailable, ConfigurationError
 from taskqueue_core.hooks import Connection, Hooks, hookimpl
 from taskqueue_core.instrumented import InstrumentedBackend
@@ -225,7 +225,7 @@ class TestMaintenance:
 
         control: Any = Control()
         with caplog.at_level(logging.INFO, "taskqueue"):
-            task = asyncio.create_task(run_maintenance(control))
+            task = asyncio.create_task(run_passes(control))
             await eventually(lambda: passes >= 9)
             task.cancel()
             await asyncio.wait([task])
@@ -272,7 +272,7 @@ class TestMaintenance:
 
         control: Any = Control()
         with caplog.at_level(logging.INFO, "taskqueue"):
-            task = asyncio.create_task(run_maintenance(control))
+            task = asyncio.create_task(run_passes(control))
             await eventually(lambda: not left)
             await asyncio.sleep(0)
             task.cancel()

@@ -12,7 +12,6 @@ from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.selection import needs
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import (
-    Due,
     Fire,
     Fired,
     Run,
@@ -20,7 +19,7 @@ from taskqueue_core.capabilities import (
     StoredSchedule,
     schedules_of,
 )
-from taskqueue_core.capabilities.schedules import RECENT
+from taskqueue_core.capabilities.schedules import RECENT, RETRY_SECONDS
 from taskqueue_core.errors import InvalidInput, SettingsConflict, TooLarge
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Published, Refusal, Task
@@ -83,7 +82,8 @@ class ScheduleFiresSuite(Harness, needs=(Capability.SCHEDULES,)):
         assert not await schedules_of(bench.backend).delete(KEY, _NAME)
         assert await schedules_of(bench.backend).get(_NAME) is None
         assert await schedules_of(bench.backend).list() == ()
-        assert await schedules_of(bench.backend).due(9) == Due()
+        due = await schedules_of(bench.backend).due(9)
+        assert (due.schedules, due.next_at) == ((), None)
         await bench.expect(waiting=1)
 
     async def test_list_of_schedules(self, bench: Bench) -> None:
@@ -109,6 +109,7 @@ class ScheduleFiresSuite(Harness, needs=(Capability.SCHEDULES,)):
         await put(bench, name="never", next_at=None)
         due = await schedules_of(bench.backend).due(9)
         assert (due.schedules, near(due.next_at, now + bench.short)) == ((), True)
+        assert abs(due.now - bench.now) < 1.0
         await bench.advance(bench.short * 2)
         for _ in range(2):
             due = await schedules_of(bench.backend).due(9)
@@ -203,15 +204,19 @@ class ScheduleFiresSuite(Harness, needs=(Capability.SCHEDULES,)):
 
     @needs(Capability.FLOW, Capability.CONTROL)
     async def test_full_queue(self, bench: Bench) -> None:
-        """If the queue refuses the first task, nothing changes; once there is room, the step takes effect (law 6)."""
+        """If the queue refuses the first task, nothing changes, and the schedule is due again in a second (law 6)."""
         await bench.limit(capacity=1)
         await bench.publish("t0")
         stored = await put(bench)
         done = await fire(bench, stored, skipped=(Skip(1.0, "late"),), next_at=bench.now + 60)
         assert [answer.code for answer in done.confirmations] == [Refusal.QUEUE_FULL]
         assert await schedules_of(bench.backend).get(_NAME) == stored
-        assert (await schedules_of(bench.backend).due(9)).schedules == (stored,)
+        due = await schedules_of(bench.backend).due(9)
+        assert due.schedules == (), "a refused schedule must not hide others"
+        assert bench.now < (due.next_at or 0.0) <= bench.now + RETRY_SECONDS
         await bench.limit(capacity=2)
+        await bench.advance(RETRY_SECONDS)
+        assert (await schedules_of(bench.backend).due(9)).schedules == (stored,)
         done = await fire(bench, stored, next_at=bench.now + 60)
         assert [answer.status for answer in done.confirmations] == [Published.ACCEPTED]
         await bench.expect(waiting=2)
@@ -231,6 +236,15 @@ class ScheduleFiresSuite(Harness, needs=(Capability.SCHEDULES,)):
         assert near(after.next_at, at + 2)
         assert [one.task_id for one in after.recent] == ["t1", "t2"]
         await bench.expect(waiting=2)
+
+    async def test_plan_without_effect(self, bench: Bench) -> None:
+        """A plan that neither publishes nor moves on lets the schedule be due again a second later."""
+        stored = await put(bench)
+        await schedules_of(bench.backend).fire(plan(stored, next_at=stored.next_at))
+        assert await schedules_of(bench.backend).get(_NAME) == stored
+        assert (await schedules_of(bench.backend).due(9)).schedules == ()
+        await bench.advance(RETRY_SECONDS)
+        assert (await schedules_of(bench.backend).due(9)).schedules == (stored,)
 
     async def test_without_an_instant(self, bench: Bench) -> None:
         """A plan without ``planned_for`` publishes its tasks, and leaves the next time as it is."""

@@ -10,6 +10,7 @@ from taskqueue_core.authoring.helpers import check_size
 from taskqueue_core.capabilities.schedules import (
     OVERLAP,
     RECENT,
+    RETRY_SECONDS,
     Fire,
     Fired,
     Outcome,
@@ -61,7 +62,10 @@ def put_step(
 def fire_step(
     stored: StoredSchedule | None, fire: Fire, publish: Callable[[Task], Confirmation], now: float
 ) -> tuple[Fired, StoredSchedule | None]:
-    """Publish the tasks of a plan, and return what was done and the changed schedule; ``None`` if it did not change."""
+    """Publish the tasks of a plan, and return what was done and the changed schedule; ``None`` if it did not change.
+
+    `due_again` tells when the schedule is due again.
+    """
     if stored is None or stored.version != fire.version:
         return Fired(stale=True), None
     if fire.planned_for is not None and stored.next_at != fire.planned_for:
@@ -80,6 +84,12 @@ def fire_step(
     recent = (*stored.recent, *_outcomes(fire, answers, now))[-RECENT:]
     changed = structs.replace(stored, next_at=next_at, recent=recent)
     return Fired(confirmations=tuple(answers)), changed
+
+
+def due_again(fire: Fire, after: StoredSchedule, now: float) -> float | None:
+    """Return when a schedule is due after a step that was not stale; ``None`` for never."""
+    waits = fire.planned_for is not None and after.next_at == fire.planned_for
+    return now + RETRY_SECONDS if waits else after.next_at
 
 
 def _outcomes(fire: Fire, answers: list[Confirmation], now: float) -> list[Outcome]:

@@ -22,6 +22,8 @@ from taskqueue_core.tasks import Confirmation, Task
 
 RECENT = 20
 """number of outcomes that the store keeps of each schedule"""
+RETRY_SECONDS = 1.0
+"""seconds after which a schedule whose instant was not fired is due again"""
 OVERLAP = "overlap"
 """result of an instant whose task was not stored, because another live task has its unique key"""
 
@@ -123,6 +125,8 @@ class Fired(msgspec.Struct, frozen=True, kw_only=True):
 class Due(msgspec.Struct, frozen=True, kw_only=True):
     """The schedules that are due, by the store's clock."""
 
+    now: float
+    """the time on the store's clock at this answer; plans are made for it"""
     schedules: tuple[StoredSchedule, ...] = ()
     """the schedules whose time has come, the earliest first"""
     next_at: float | None = None
@@ -180,6 +184,9 @@ class Schedules(Protocol):
         is ``stale``. Otherwise it publishes the tasks as `Publisher.publish` does, in order, until one is refused, and
         sets ``next_at``: to the value of the plan, or to the instant of the task that was refused. If the first task is
         refused, nothing is changed. All instants that have been fired or skipped are added to the schedule's record.
+        If ``next_at`` is still ``planned_for``, the schedule is due again after `RETRY_SECONDS`. So schedules of full
+        queues do not hide those that can be fired.
+
         A task whose unique key another one has is not refused: its instant is over.
 
         A step may publish only some of the tasks, if they are large: then the schedule continues with the instant of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
@@ -97,7 +98,7 @@ class JointSchedules(ABC):
     async def due(self, limit: int) -> Due:
         composite = self._composite
         answers = await gather_all(
-            composite.at_leisure(member, partial(schedules.due, limit), Due())
+            composite.at_leisure(member, partial(schedules.due, limit), Due(now=math.inf))
             for member, schedules in zip(composite.members, self._of_member, strict=True)
         )
         due: list[StoredSchedule] = []
@@ -112,9 +113,10 @@ class JointSchedules(ABC):
                     due.append(public)
                 else:
                     await self._move(QueuePart(member, schedule.key), schedule, target, public.key)
-                    times.append(composite.now())
+                    times.append(answer.now)
         due.sort(key=lambda schedule: schedule.next_at or 0.0)
-        return Due(schedules=tuple(due), next_at=min(times, default=None))
+        now = min(answer.now for answer in answers)
+        return Due(now=now, schedules=tuple(due), next_at=min(times, default=None))
 
     async def fire(self, *fires: Fire) -> tuple[Fired, ...]:
         parts = [(await self._parts(fire.key, fire.name))[-1] for fire in fires]

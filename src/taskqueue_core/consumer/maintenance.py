@@ -7,8 +7,11 @@ import logging
 import math
 import random
 import time
+from typing import NoReturn
 
-from taskqueue_core.capabilities import Control, Maintained
+from taskqueue_core.backend import Backend, Capability
+from taskqueue_core.capabilities import Control, Maintained, control_of, has
+from taskqueue_core.consumer.firing import fire_schedules
 from taskqueue_core.consumer.outage import log_fields
 from taskqueue_core.errors import TaskQueueError
 
@@ -20,8 +23,16 @@ _BEHIND = 30.0
 _log = logging.getLogger("taskqueue.housekeeping")
 
 
-async def run_maintenance(control: Control) -> None:
-    """Run maintenance until cancelled: about every two seconds, or after the pause in `Maintained.again_in`.
+async def run_maintenance(backend: Backend) -> None:
+    """Maintain the store of a backend until cancelled, and fire its schedules if it has some."""
+    async with asyncio.TaskGroup() as group:
+        group.create_task(run_passes(control_of(backend)))
+        if has(backend, Capability.SCHEDULES):
+            group.create_task(fire_schedules(backend))
+
+
+async def run_passes(control: Control) -> NoReturn:
+    """Run passes: about every two seconds, or after the pause in `Maintained.again_in`.
 
     Log only the first of several failures in a row.
     """

@@ -7,6 +7,7 @@
 -- Returns how many replicas must confirm, then per schedule 0 if it is another one, or the answers for its tasks, up to
 -- the first that was refused. Answers only the first schedules or tasks if many copies of tasks were stored.
 local KEPT = 20 -- number of outcomes that are kept
+local LATER = 1000000 -- microseconds after which a schedule is due again whose instant was not fired
 
 local BY_ANSWER = {[-1] = 'duplicate', [-2] = 'conflict', duplicate = 'overlap', replaced = 'replaced', not_unique = 'not_unique'}
 
@@ -51,6 +52,7 @@ while at <= #ARGV and not full do
       if planned == '' then next_at = present elseif stopped then next_at = stopped end
       write_schedule(field, version, next_at, table.concat(lines, '\n', math.max(1, #lines - KEPT + 1)))
     end
+    if planned ~= '' and (not changed or next_at == planned) then call('ZADD', DUE, text(now + LATER), field) end
     answers[#answers + 1] = told
   end
   at = at + 3 * n

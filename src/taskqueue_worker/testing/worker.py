@@ -165,7 +165,7 @@ class DrainSource(LocalTaskSource):
         await self._drain.note_settled(dead_letters_of(self._backend), results)
         self._drain.notify()
 
-    async def _maintain(self, control: Control) -> None:
+    async def _maintain(self) -> None:
         """Do nothing: the drain maintains the store when it advances the clock."""
 
 

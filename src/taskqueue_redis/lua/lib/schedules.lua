@@ -34,17 +34,19 @@ local function new_version()
 end
 
 -- Checks a schedule whose data another program may have changed. A lost record is written again, with the time in the
--- index. A schedule without a specification is deleted. Returns whether it was damaged.
+-- index, which is later than in the record if an instant was not fired. A schedule without a specification is deleted.
+-- Returns whether it was damaged.
 local function mend_schedule(field)
   local version, next_at, outcomes = read_schedule(field)
   local due = call('ZSCORE', DUE, field)
+  local deferred = version and due and next_at ~= '' and tonumber(due) > tonumber(next_at) and tonumber(due) <= now + 10000000
   local spec = call('HGET', SPECS, field)
   bytes = bytes + #(spec or '')
   if not spec then
     delete_schedule(field)
   elseif not version then
     write_schedule(field, new_version(), due and text(due) or '', '')
-  elseif next_at ~= (due and text(due) or '') or not call('ZSCORE', NAMES, field) then
+  elseif not deferred and next_at ~= (due and text(due) or '') or not call('ZSCORE', NAMES, field) then
     write_schedule(field, version, next_at, outcomes)
   else
     return false

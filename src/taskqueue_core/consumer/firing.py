@@ -1,0 +1,100 @@
+"""The loop that fires the schedules of a store. Any number of servers and workers may run it: see `Schedules.fire`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from typing import NoReturn
+
+from taskqueue_core.backend import Backend
+from taskqueue_core.capabilities import Fire, Run, Schedules, Skip, StoredSchedule, schedules_of
+from taskqueue_core.consumer.outage import OUTAGE_BACKOFF, log_fields
+from taskqueue_core.errors import TaskQueueError
+from taskqueue_core.schedules import Spec, plan, scheduled_task
+
+_AT_ONCE = 100
+"""maximum number of schedules per partition, and of tasks per schedule, in one step"""
+_POLL_SECONDS = 5.0
+"""seconds after which the schedules are read without a notification, because one may have been lost"""
+_SPREAD_SECONDS = 0.02
+"""maximum number of seconds by which a process wakes up later, so that one has fired before the others ask"""
+_CALL_SECONDS = 30.0
+_log = logging.getLogger("taskqueue.schedules")
+
+
+async def fire_schedules(backend: Backend) -> NoReturn:
+    """Fire the schedules of a backend until cancelled. Log only the first of several failures in a row."""
+    schedules, failures, reported = schedules_of(backend), 0, set[str]()
+    while True:
+        try:
+            async with schedules.signal() as signal:
+                while True:
+                    async with asyncio.timeout(_CALL_SECONDS):
+                        pause = await _fire_due(backend, schedules, reported)
+                    failures = 0
+                    if pause > 0:
+                        await signal.wait(pause)
+                    else:
+                        await asyncio.sleep(0)
+        except (TaskQueueError, TimeoutError) as error:
+            failures += 1
+            if failures == 1:
+                _log.warning(
+                    "could not fire schedules (further failures in a row are not logged)",
+                    extra=log_fields(error),
+                )
+        except Exception:  # noqa: BLE001 - the loop must continue after any error
+            failures += 1
+            if failures == 1:
+                _log.exception("could not fire schedules")
+        await asyncio.sleep(OUTAGE_BACKOFF.delay(failures))
+
+
+async def _fire_due(backend: Backend, schedules: Schedules, reported: set[str]) -> float:
+    """Fire schedules that are due; return the seconds to wait until the next one is, or 0 if there are more."""
+    due = await schedules.due(_AT_ONCE)
+    if due.schedules:
+        await schedules.fire(*(_planned(one, due.now, reported) for one in due.schedules))
+        return 0.0
+    if due.next_at is None:
+        return _POLL_SECONDS
+    pause = due.next_at - due.now
+    if backend.capabilities.shared:
+        pause += random.uniform(0, _SPREAD_SECONDS)  # noqa: S311 - the random time only spreads the load
+    return min(max(pause, 0.001), _POLL_SECONDS)
+
+
+def _planned(stored: StoredSchedule, now: float, reported: set[str]) -> Fire:
+    """Return what a schedule does now: at most `_AT_ONCE` tasks, the rest in the next step.
+
+    If this process cannot read the schedule, because a newer version has written it or its time zone is not known here,
+    the plan changes nothing. The store then returns the schedule again later, and another process may fire it.
+    """
+    at = stored.next_at or 0.0
+    unchanged = Fire(
+        key=stored.key, name=stored.name, version=stored.version, planned_for=at, next_at=at
+    )
+    try:
+        schedule = Spec.decode(stored.spec).schedule
+        found = plan(schedule, at, max(now, at))  # by the store's clock, it is due
+        if found is None:
+            return unchanged
+        some, rest = found.instants[:_AT_ONCE], found.instants[_AT_ONCE:]
+        return Fire(
+            key=stored.key,
+            name=stored.name,
+            version=stored.version,
+            planned_for=at,
+            runs=tuple([Run(instant, scheduled_task(schedule, instant)) for instant in some]),
+            skipped=tuple([Skip(s.first, s.reason.value, s.count) for s in found.skipped]),
+            next_at=rest[0] if rest else found.next_at,
+        )
+    except TaskQueueError as error:
+        if stored.name not in reported and len(reported) < _AT_ONCE:
+            reported.add(stored.name)
+            _log.error(
+                "a schedule cannot be fired here",
+                extra={"schedule": stored.name, **log_fields(error)},
+            )
+        return unchanged
