@@ -64,7 +64,7 @@ def fire_step(
 ) -> tuple[Fired, StoredSchedule | None]:
     """Publish the tasks of a plan, and return what was done and the changed schedule; ``None`` if it did not change.
 
-    `due_again` tells when the schedule is due again.
+    `due_again` returns when the schedule is due again.
     """
     if stored is None or stored.version != fire.version:
         return Fired(stale=True), None
