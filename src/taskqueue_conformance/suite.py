@@ -40,6 +40,7 @@ from taskqueue_conformance.suites.revocation import RevocationSuite
 from taskqueue_conformance.suites.room_signal import RoomSuite
 from taskqueue_conformance.suites.schedule import ScheduleSuite
 from taskqueue_conformance.suites.schedule_fires import ScheduleFiresSuite
+from taskqueue_conformance.suites.schedules_kept import SchedulesKeptSuite
 from taskqueue_conformance.suites.settle import SettleSuite
 from taskqueue_conformance.suites.tenants import TenantsSuite
 from taskqueue_conformance.suites.tracking import TrackingSuite
@@ -89,6 +90,7 @@ class BackendSuite(
     ExpireSuite,
     RetrySuite,
     ScheduleFiresSuite,
+    SchedulesKeptSuite,
     ScheduleSuite,
     WaitingSuite,
     ClosingSuite,

@@ -28,6 +28,7 @@ from taskqueue_core.recordstore import RecordBackend
 from taskqueue_core.recordstore.backend import RecordPublisher
 from taskqueue_core.recordstore.control import RecordControl
 from taskqueue_core.recordstore.notify import RecordRoomSignal
+from taskqueue_core.recordstore.schedules import RecordSchedules
 from taskqueue_core.recordstore.subscription import RecordSubscription
 from taskqueue_core.recordstore.transitions import Transitions
 from taskqueue_core.tasks import QueueStats, Received, WorkerInfo
@@ -35,7 +36,13 @@ from tests.conformance.shared_store import Life, SharedStore
 
 CAPABILITIES = Capabilities(
     names=frozenset(
-        {Capability.DEAD_LETTERS, Capability.CONTROL, Capability.FLOW, Capability.UNIQUE}
+        {
+            Capability.DEAD_LETTERS,
+            Capability.CONTROL,
+            Capability.FLOW,
+            Capability.UNIQUE,
+            Capability.SCHEDULES,
+        }
     ),
     shared=True,
     durable=True,
@@ -230,6 +237,16 @@ class SharedControl(RecordControl):
             return tuple(sorted(self._transitions.store.waiting_keys() - claimed))
 
 
+class SharedSchedules(RecordSchedules):
+    """Schedules whose signals are also set after commits of other processes."""
+
+    _transitions: SharedTransitions
+
+    def signal(self) -> RecordRoomSignal:
+        self._transitions.watch()
+        return super().signal()
+
+
 class SharedBackend(RecordBackend):
     """A backend on a file that other processes have open as well."""
 
@@ -245,6 +262,7 @@ class SharedBackend(RecordBackend):
         self.publisher = SharedPublisher(self._transitions)
         self.dead_letters._transitions = self._transitions
         self.control = SharedControl(self._transitions, self.control._stored)
+        self.schedules = SharedSchedules(self._transitions, self.publisher.publish_one)
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> SharedSubscription:
         self._transitions.ensure_open()

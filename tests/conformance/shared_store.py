@@ -15,7 +15,7 @@ import msgspec
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import BackendUnavailable, TaskQueueError
 from taskqueue_core.rate_limit import Bucket
-from taskqueue_core.recordstore import Record, RecordStore
+from taskqueue_core.recordstore import Record, RecordStore, ScheduleRecord
 from taskqueue_core.tasks import State
 
 _SCHEMA = """
@@ -35,6 +35,7 @@ CREATE INDEX IF NOT EXISTS places ON records (seq);
 CREATE TABLE IF NOT EXISTS counters (key TEXT, name TEXT, value INTEGER, PRIMARY KEY (key, name));
 CREATE TABLE IF NOT EXISTS settings (key TEXT PRIMARY KEY, value TEXT);
 CREATE TABLE IF NOT EXISTS buckets (key TEXT PRIMARY KEY, tokens REAL, at REAL);
+CREATE TABLE IF NOT EXISTS schedules (name TEXT, key TEXT, due REAL, record BLOB, PRIMARY KEY (name, key));
 CREATE TABLE IF NOT EXISTS lives (owner INTEGER PRIMARY KEY, consumer TEXT, keys BLOB, since REAL, silent_at REAL);
 COMMIT;
 """
@@ -202,6 +203,38 @@ class SharedStore(RecordStore):
             return self._select("owner IS NOT NULL")
         return self._select("owner = ?", owner)
 
+    def load_schedule(self, name: str, key: str | None) -> ScheduleRecord | None:
+        if key is None:
+            found = self._schedules("name = ? ORDER BY key LIMIT 1", name)
+        else:
+            found = self._schedules("name = ? AND key = ?", name, key)
+        return next(iter(found), None)
+
+    def save_schedule(self, record: ScheduleRecord) -> None:
+        self._write(
+            "REPLACE INTO schedules VALUES (?, ?, ?, ?)",
+            record.schedule.name,
+            record.schedule.key,
+            record.due,
+            msgspec.msgpack.encode(record),
+        )
+
+    def drop_schedule(self, record: ScheduleRecord) -> None:
+        place = record.schedule.name, record.schedule.key
+        self._write("DELETE FROM schedules WHERE name = ? AND key = ?", *place)
+
+    def list_schedules(self, after: str, limit: int) -> list[ScheduleRecord]:
+        return self._schedules("name > ? ORDER BY name, key LIMIT ?", after, limit)
+
+    def due_schedules(self, until: float, limit: int) -> list[ScheduleRecord]:
+        return self._schedules("due <= ? ORDER BY due LIMIT ?", until, limit)
+
+    def _schedules(self, condition: str, *values: object) -> list[ScheduleRecord]:
+        query = f"SELECT record FROM schedules WHERE {condition}"  # noqa: S608
+        rows = self._run(query, *values)
+        with self._mapped():
+            return [msgspec.msgpack.decode(blob, type=ScheduleRecord) for (blob,) in rows]
+
     def count(self, key: str, name: str, by: int = 1) -> None:
         if "counters in a second transaction" in self.mistakes:
             self._later.append((key, name, by))
@@ -287,5 +320,5 @@ class SharedStore(RecordStore):
 
     def size(self) -> int:
         """Return the number of rows in all tables."""
-        tables = ("records", "counters", "settings", "buckets", "lives")
+        tables = ("records", "schedules", "counters", "settings", "buckets", "lives")
         return sum(self._run(f"SELECT count(*) FROM {table}")[0][0] for table in tables)  # noqa: S608

@@ -19,6 +19,7 @@ from tests.conformance import broken_flow as flow
 from tests.conformance import broken_leases as leases
 from tests.conformance import broken_limits as limits
 from tests.conformance import broken_order as order
+from tests.conformance import broken_schedules as schedules
 from tests.conformance import broken_slots as slots
 from tests.conformance import broken_stores as stores
 from tests.conformance.facade import Broken, Facade
@@ -53,6 +54,14 @@ CASES: tuple[tuple[Broken, str, str | None], ...] = (
     (stores.PurgesTooMuch, "test_purge_is_exact", "1"),
     (stores.RedriveLoses, "test_redrive", "1"),
     (consumers.RefusesResends, "test_resent_ack", "2"),
+    (schedules.FiresTwice, "test_fired_once", None),
+    (schedules.FiresOldPlans, "test_plan_of_an_old_version", None),
+    (schedules.MovesOnWhenRefused, "test_full_queue", "6"),
+    (schedules.ForgetsTheRefused, "test_queue_becomes_full", "6"),
+    (schedules.HidesOthers, "test_plan_without_effect", None),
+    (schedules.TurnsBack, "test_a_change_keeps_the_next_time", None),
+    (schedules.KeepsQuiet, "test_signal_of_schedules", None),
+    (schedules.ReplacesAnyVersion, "test_versions_of_schedules", None),
     (stores.RetryAsNoOp, "test_retry_through_core", "8"),
     (consumers.ReturnedLast, "test_returned_comes_first", "4"),
     (stores.RewritesAnswers, "test_resent_after_the_end", "2"),

@@ -12,7 +12,7 @@ import msgspec
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import BackendUnavailable, TaskQueueError
 from taskqueue_core.rate_limit import Bucket
-from taskqueue_core.recordstore import Record, RecordStore
+from taskqueue_core.recordstore import Record, RecordStore, ScheduleRecord
 from taskqueue_core.tasks import State
 
 _decoder = msgspec.msgpack.Decoder(Record)
@@ -40,12 +40,14 @@ class Disk:
         self.counters: dict[tuple[str, str], int] = {}
         self.settings: dict[str, QueueSettings] = {}
         self.buckets: dict[str, Bucket] = {}
+        self.schedules: dict[tuple[str, str], ScheduleRecord] = {}
 
     def copy(self) -> Disk:
         """Return a copy, so that changes to its dicts leave the original unchanged."""
         made = Disk()
         made.rows, made.counters = dict(self.rows), dict(self.counters)
         made.settings, made.buckets = dict(self.settings), dict(self.buckets)
+        made.schedules = dict(self.schedules)
         return made
 
 
@@ -168,6 +170,34 @@ class DictStore(RecordStore):
         return self._find(
             lambda row: row.owner is not None and owner in (None, row.owner), limit=None
         )
+
+    def load_schedule(self, name: str, key: str | None) -> ScheduleRecord | None:
+        """Return a schedule by its name, and perhaps its queue, by scanning all."""
+        found = [
+            place for place in self._new.schedules if place[0] == name and key in (None, place[1])
+        ]
+        return self._new.schedules[min(found)] if found else None
+
+    def save_schedule(self, record: ScheduleRecord) -> None:
+        """Store a schedule."""
+        self.fail("save")
+        self._new.schedules[record.schedule.name, record.schedule.key] = record
+
+    def drop_schedule(self, record: ScheduleRecord) -> None:
+        """Delete a schedule."""
+        del self._new.schedules[record.schedule.name, record.schedule.key]
+
+    def list_schedules(self, after: str, limit: int) -> Sequence[ScheduleRecord]:
+        """Return schedules by name, by sorting all."""
+        places = sorted(place for place in self._new.schedules if place[0] > after)
+        return [self._new.schedules[place] for place in places[:limit]]
+
+    def due_schedules(self, until: float, limit: int) -> Sequence[ScheduleRecord]:
+        """Return schedules by their time, by sorting all."""
+        due = [
+            (one.due, place) for place, one in self._new.schedules.items() if one.due is not None
+        ]
+        return [self._new.schedules[place] for at, place in sorted(due)[:limit] if at <= until]
 
     def count(self, key: str, name: str, by: int = 1) -> None:
         """Add to a counter of a queue."""

@@ -41,7 +41,13 @@ class TestRecordStore(BackendSuite):
 
     capabilities = Capabilities(
         names=frozenset(
-            {Capability.DEAD_LETTERS, Capability.CONTROL, Capability.FLOW, Capability.UNIQUE}
+            {
+                Capability.DEAD_LETTERS,
+                Capability.CONTROL,
+                Capability.FLOW,
+                Capability.UNIQUE,
+                Capability.SCHEDULES,
+            }
         ),
         durable=True,
     )

@@ -22,7 +22,13 @@ class TestSQLite(BackendSuite):
 
     capabilities = Capabilities(
         names=frozenset(
-            {Capability.DEAD_LETTERS, Capability.CONTROL, Capability.FLOW, Capability.UNIQUE}
+            {
+                Capability.DEAD_LETTERS,
+                Capability.CONTROL,
+                Capability.FLOW,
+                Capability.UNIQUE,
+                Capability.SCHEDULES,
+            }
         ),
         durable=True,
     )
@@ -48,7 +54,7 @@ class TestSQLite(BackendSuite):
     async def stored(self, backend: Backend) -> int:
         """Count the rows of all tables."""
         store = backend._transitions.store
-        tables = ("records", "counters", "settings", "buckets")
+        tables = ("records", "schedules", "counters", "settings", "buckets")
         return sum(store._run(f"SELECT count(*) FROM {table}")[0][0] for table in tables)  # noqa: S608
 
     @contextmanager

@@ -5,6 +5,6 @@ The store must support transactions, and no other process may use it. See `docs/
 """
 
 from taskqueue_core.recordstore.backend import RecordBackend
-from taskqueue_core.recordstore.store import Record, RecordStore
+from taskqueue_core.recordstore.store import Record, RecordStore, ScheduleRecord
 
-__all__ = ["Record", "RecordBackend", "RecordStore"]
+__all__ = ["Record", "RecordBackend", "RecordStore", "ScheduleRecord"]

@@ -20,6 +20,7 @@ from taskqueue_core.errors import PublishUnconfirmed, TaskQueueError
 from taskqueue_core.limits import check_time
 from taskqueue_core.recordstore.control import RecordControl, RecordDeadLetters
 from taskqueue_core.recordstore.notify import RecordRoomSignal
+from taskqueue_core.recordstore.schedules import RecordSchedules
 from taskqueue_core.recordstore.store import Record, RecordStore
 from taskqueue_core.recordstore.subscription import RecordSubscription
 from taskqueue_core.recordstore.transitions import STEP, Transitions
@@ -38,11 +39,12 @@ class RecordPublisher:
         reject_after(tasks)
         return await self._transitions.when_promoted(
             {task.key for task in tasks},
-            lambda now: tuple([self._publish(task, now) for task in tasks]),
+            lambda now: tuple([self.publish_one(task, now) for task in tasks]),
             PublishUnconfirmed,
         )
 
-    def _publish(self, task: Task, now: float) -> Confirmation:
+    def publish_one(self, task: Task, now: float) -> Confirmation:
+        """Publish a task within a step."""
         transitions = self._transitions
         settings = transitions.store.settings(task.key)
         record = transitions.find(task.key, task.id, now)
@@ -110,7 +112,7 @@ def _confirmation(task: Task, status: Published) -> Confirmation:
 
 
 class RecordBackend:
-    """A backend on a `RecordStore`, with the capabilities ``dead_letters``, ``control``, ``flow`` and ``unique``.
+    """A backend on a `RecordStore`, with ``dead_letters``, ``control``, ``flow``, ``unique`` and ``schedules``.
 
     The first call that uses the store opens it. ``durable`` means that confirmed tasks survive the end of the process
     and a power failure; if it is set, queue settings may require any durability up to `Durability.DISK`.
@@ -119,7 +121,13 @@ class RecordBackend:
     def __init__(self, name: str, store: RecordStore, clock: Clock, *, durable: bool) -> None:
         self.capabilities = Capabilities(
             names=frozenset(
-                {Capability.DEAD_LETTERS, Capability.CONTROL, Capability.FLOW, Capability.UNIQUE}
+                {
+                    Capability.DEAD_LETTERS,
+                    Capability.CONTROL,
+                    Capability.FLOW,
+                    Capability.UNIQUE,
+                    Capability.SCHEDULES,
+                }
             ),
             durable=durable,
         )
@@ -127,6 +135,7 @@ class RecordBackend:
         self._transitions = Transitions(store, clock)
         self.publisher = RecordPublisher(self._transitions)
         self.dead_letters = RecordDeadLetters(self._transitions)
+        self.schedules = RecordSchedules(self._transitions, self.publisher.publish_one)
         durabilities = {Durability.MEMORY, Durability.PROCESS, Durability.DISK}
         self.control = RecordControl(
             self._transitions, durabilities if durable else {Durability.MEMORY}

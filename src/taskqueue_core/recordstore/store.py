@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
+import msgspec
+
 from taskqueue_core.authoring.entries import Entry
-from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.capabilities import QueueSettings, StoredSchedule
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.rate_limit import Bucket
 from taskqueue_core.tasks import Expired, State
@@ -61,8 +63,16 @@ class Record(Entry, kw_only=True, eq=False):
         return Expired(self.task.key, self.task.id, self.attempt)
 
 
+class ScheduleRecord(msgspec.Struct, frozen=True):
+    """A schedule, with the field by which it is looked up. msgspec can encode and decode it."""
+
+    schedule: StoredSchedule
+    due: float | None
+    """time at which it is due; later than its ``next_at`` if an instant was refused, ``None`` if it does not fire"""
+
+
 class RecordStore(ABC):
-    """A store of records, counters, settings and rate-limit buckets that only this process uses.
+    """A store of records, schedules, counters, settings and rate-limit buckets that only this process uses.
 
     All methods except `open`, `close` and `transaction` are called inside a transaction, and must see the changes of
     that transaction. Calls come from one thread and never overlap. The methods raise only exceptions of this package;
@@ -142,6 +152,29 @@ class RecordStore(ABC):
     @abstractmethod
     def owned(self, owner: int | None = None) -> Sequence[Record]:
         """Return the records of this ``owner``, in any order; if ``owner`` is ``None``, the records of all owners."""
+
+    @abstractmethod
+    def load_schedule(self, name: str, key: str | None) -> ScheduleRecord | None:
+        """Return the schedule of this name of the queue ``key``; if it is ``None``, of the first queue with one."""
+
+    @abstractmethod
+    def save_schedule(self, record: ScheduleRecord) -> None:
+        """Write a schedule, which replaces an earlier one with its name and queue."""
+
+    @abstractmethod
+    def drop_schedule(self, record: ScheduleRecord) -> None:
+        """Delete a schedule."""
+
+    @abstractmethod
+    def list_schedules(self, after: str, limit: int) -> Sequence[ScheduleRecord]:
+        """Return the first ``limit`` schedules with names after ``after``, sorted by name and key."""
+
+    @abstractmethod
+    def due_schedules(self, until: float, limit: int) -> Sequence[ScheduleRecord]:
+        """Return the first ``limit`` schedules whose ``due`` is at most ``until``, sorted by ``due``.
+
+        ``until`` may be infinity, which means all schedules that have a ``due``.
+        """
 
     @abstractmethod
     def count(self, key: str, name: str, by: int = 1) -> None:

@@ -20,6 +20,8 @@ from taskqueue_core.tasks import State, Task
 
 STEP = 500
 """number of records after which a long change continues in another step, because a step blocks the event loop"""
+ALL_SCHEDULES = ""
+"""name under which the signals of schedules are open; no queue has it"""
 
 T = TypeVar("T")
 
@@ -170,6 +172,10 @@ class Transitions:
         self.store.remove(key)
         self._touched.add(key)
         self._room.add(key)
+
+    def notify_schedules(self) -> None:
+        """Notify the signals of schedules."""
+        self._room.add(ALL_SCHEDULES)
 
     def room(self, key: str, now: float) -> QueueRoom:
         """Return how many deliveries the limits of a queue allow now."""

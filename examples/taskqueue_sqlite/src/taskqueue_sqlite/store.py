@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import BackendUnavailable, ConfigurationError, TaskQueueError
 from taskqueue_core.rate_limit import Bucket
-from taskqueue_core.recordstore import Record, RecordStore
+from taskqueue_core.recordstore import Record, RecordStore, ScheduleRecord
 from taskqueue_core.tasks import State
 
 _FORMAT = 3
@@ -56,6 +56,14 @@ CREATE TABLE settings (
     key TEXT PRIMARY KEY,
     value TEXT NOT NULL
 );
+CREATE TABLE schedules (
+    name TEXT NOT NULL,
+    key TEXT NOT NULL,
+    due REAL,
+    record BLOB NOT NULL,
+    PRIMARY KEY (name, key)
+);
+CREATE INDEX timetable ON schedules (due) WHERE due IS NOT NULL;
 CREATE TABLE buckets (
     key TEXT PRIMARY KEY,
     tokens REAL NOT NULL,
@@ -198,6 +206,43 @@ class SQLiteStore(RecordStore):
         if owner is None:
             return self._select("owner IS NOT NULL")
         return self._select("owner = ?", owner)
+
+    def load_schedule(self, name: str, key: str | None) -> ScheduleRecord | None:
+        """Return a schedule; None if there is none."""
+        if key is None:
+            found = self._schedules("name = ? ORDER BY key LIMIT 1", name)
+        else:
+            found = self._schedules("name = ? AND key = ?", name, key)
+        return next(iter(found), None)
+
+    def save_schedule(self, record: ScheduleRecord) -> None:
+        """Insert or replace a schedule."""
+        self._run(
+            "REPLACE INTO schedules VALUES (?, ?, ?, ?)",
+            record.schedule.name,
+            record.schedule.key,
+            record.due,
+            msgspec.msgpack.encode(record),
+        )
+
+    def drop_schedule(self, record: ScheduleRecord) -> None:
+        """Delete a schedule."""
+        place = record.schedule.name, record.schedule.key
+        self._run("DELETE FROM schedules WHERE name = ? AND key = ?", *place)
+
+    def list_schedules(self, after: str, limit: int) -> list[ScheduleRecord]:
+        """Return the next schedules, sorted by name."""
+        return self._schedules("name > ? ORDER BY name, key LIMIT ?", after, limit)
+
+    def due_schedules(self, until: float, limit: int) -> list[ScheduleRecord]:
+        """Return the schedules that are due, earliest first."""
+        return self._schedules("due <= ? ORDER BY due LIMIT ?", until, limit)
+
+    def _schedules(self, condition: str, *values: object) -> list[ScheduleRecord]:
+        query = f"SELECT record FROM schedules WHERE {condition}"  # noqa: S608 - only conditions from this file
+        rows = self._run(query, *values)
+        with self._mapped():
+            return [msgspec.msgpack.decode(blob, type=ScheduleRecord) for (blob,) in rows]
 
     def count(self, key: str, name: str, by: int = 1) -> None:
         """Add to a counter, which starts from 0."""
