@@ -13,6 +13,7 @@
     ├── PublishError
     │   ├── QueueFull               the task was refused; nothing was stored
     │   ├── IdConflict              a task with the same id but another payload is already stored
+    │   ├── NotUnique               another task holds the unique key, and the publish asked to be refused
     │   └── PublishUnconfirmed      the store's response was lost: publish again with the same id
     ├── LeaseLost                   the receipt is not valid (any more); nothing was changed
     ├── SubscriptionClosed          the subscription was closed before the call
@@ -36,6 +37,7 @@ __all__ = [
     "InvalidBackend",
     "InvalidInput",
     "LeaseLost",
+    "NotUnique",
     "ProtocolViolation",
     "PublishError",
     "PublishUnconfirmed",
@@ -177,6 +179,27 @@ class IdConflict(PublishError):
     """
 
     code = "id_conflict"
+
+
+class NotUnique(PublishError):
+    """Another task, ``existing_id``, holds the unique key, and the publish asked to be refused in this case.
+
+    >>> unique = Unique(by=("user",), on_conflict="refuse")
+    >>> first = await rebuild.using(unique=unique).publish(user=7)
+    >>> try:
+    ...     await rebuild.using(unique=unique).publish(user=7)
+    ... except NotUnique as error:
+    ...     print(error.existing_id == first.id)
+    True
+    """
+
+    code = "not_unique"
+
+    def __init__(
+        self, message: str, *, task_id: str | None = None, existing_id: str | None = None
+    ) -> None:
+        super().__init__(message, task_id=task_id)
+        self.existing_id = existing_id
 
 
 class PublishUnconfirmed(PublishError):

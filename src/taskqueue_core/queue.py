@@ -325,8 +325,14 @@ async def _warn_of_lost_tasks(backend: Backend) -> None:
 
 
 def stored(confirmation: Confirmation) -> Confirmation:
-    """Return the confirmation of a stored task. Raises `QueueFull` or `IdConflict` if the task was not stored."""
+    """Return the confirmation of a stored task. Raises `QueueFull`, `NotUnique` or `IdConflict` if it was not stored."""
     key, task_id = confirmation.key, confirmation.task_id
+    if confirmation.code is Refusal.NOT_UNIQUE:
+        raise NotUnique(
+            f"queue {key!r} refused the task: {confirmation.reason}",
+            task_id=task_id,
+            existing_id=confirmation.existing_id,
+        )
     if confirmation.status is Published.REFUSED:
         raise QueueFull(
             f"queue {key!r} refused the task: {confirmation.reason}",

@@ -38,6 +38,7 @@ class RemoteBackend:
                 Capability.FAIR_ORDER,
                 Capability.FLOOR_SHARE,
                 Capability.FAN_OUT,
+                Capability.UNIQUE,
             }
         ),
         shared=True,

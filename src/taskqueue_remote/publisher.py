@@ -37,6 +37,7 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     retry_after: float | None = None
     depth: int | None = None
+    existing_id: str | None = None
     code: str | None = None
     field: str | None = None
     detail: str | None = None
@@ -175,6 +176,7 @@ def _read(task: Task, line: bytes) -> Confirmation:
             reason=decoded.reason,
             retry_after=decoded.retry_after,
             depth=decoded.depth,
+            existing_id=decoded.existing_id,
         )
     except (ValueError, msgspec.MsgspecError) as error:
         raise PublishUnconfirmed(_UNREADABLE, task_id=task.id) from error

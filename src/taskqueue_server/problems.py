@@ -20,6 +20,7 @@ _STATUS: dict[type[errors.TaskQueueError], int] = {
     errors.InvalidInput: 422,
     errors.TooLarge: 413,
     errors.IdConflict: 409,
+    errors.NotUnique: 409,
     errors.SettingsConflict: 409,
     errors.QueueInUse: 409,
     errors.LeaseLost: 409,
@@ -32,6 +33,7 @@ _REFUSED: dict[str | None, int] = {
     Refusal.QUEUE_FULL: 429,
     Refusal.TENANT_FULL: 429,
     Refusal.MOVED: 409,
+    Refusal.NOT_UNIQUE: 409,
 }
 _NOT_NOW = 503
 """HTTP status for each `Refusal` code that is not in `_REFUSED`, for example if the intake is paused"""

@@ -10,6 +10,8 @@ from taskqueue_conformance.suites.handover import HandoverSuite
 from taskqueue_conformance.suites.publish import PublishSuite
 from taskqueue_conformance.suites.retry import RetrySuite
 from taskqueue_conformance.suites.settle import SettleSuite
+from taskqueue_conformance.suites.unique import UniqueSuite
+from taskqueue_conformance.suites.unique_replace import UniqueReplaceSuite
 from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.migration import MigratingBackend, MigrationMode, rollback, start
@@ -74,6 +76,8 @@ class _Main(
     RetrySuite,
     SettleSuite,
     DeliverSuite,
+    UniqueSuite,
+    UniqueReplaceSuite,
     PublishSuite,
 ):
     """The suites of the kit whose calls are routed by the direction of the migration."""

@@ -19,6 +19,8 @@ from taskqueue_conformance.suites.revocation import RevocationSuite
 from taskqueue_conformance.suites.schedule import ScheduleSuite
 from taskqueue_conformance.suites.settle import SettleSuite
 from taskqueue_conformance.suites.tracking import TrackingSuite
+from taskqueue_conformance.suites.unique import UniqueSuite
+from taskqueue_conformance.suites.unique_replace import UniqueReplaceSuite
 from taskqueue_conformance.suites.waiting import WaitingSuite
 from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.capabilities import QueueSettings
@@ -58,6 +60,8 @@ class TestSucceeded(
     ClosingSuite,
     SettleSuite,
     DeliverSuite,
+    UniqueSuite,
+    UniqueReplaceSuite,
     PublishSuite,
 ):
     """The kit on queues that have one shard again. They keep all promises except those about unknown queues (A16)."""

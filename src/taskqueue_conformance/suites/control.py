@@ -12,7 +12,8 @@ from taskqueue_conformance.selection import needs
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import Owner, QueueSettings
 from taskqueue_core.errors import QueueInUse, SettingsConflict
-from taskqueue_core.tasks import Ledger, Settled, State
+from taskqueue_core.tasks import Ledger, Published, Settled, State
+from taskqueue_core.uniqueness import UniqueKey
 
 
 class ControlSuite(Harness, needs=(Capability.CONTROL,)):
@@ -319,3 +320,14 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         await refused()
         await subscription.close()
         assert (await bench.control.delete(KEY)).deleted
+
+    @needs(Capability.UNIQUE)
+    async def test_a_deleted_queue_has_no_keys(self, bench: Bench) -> None:
+        """The deletion of a queue deletes its keys (U12)."""
+        unique = UniqueKey(key="k", period=1000)
+        subscription, delivery = await bench.running("t1", unique=unique)
+        await subscription.ack(delivery)
+        await subscription.close()
+        assert await bench.statuses(bench.task("t2", unique=unique)) == [Published.DUPLICATE]
+        await bench.control.delete(KEY)
+        await bench.publish("t2", unique=unique)

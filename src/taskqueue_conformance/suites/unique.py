@@ -232,16 +232,6 @@ class UniqueSuite(Harness, needs=(Capability.UNIQUE,)):
         assert await bench.harness.stored(bench.backend) == before
 
     @needs(Capability.CONTROL)
-    async def test_unique_other_queue_after_a_deletion(self, bench: Bench) -> None:
-        """The deletion of a queue deletes its keys (U12)."""
-        subscription, delivery = await bench.running("t1", unique=key(period=1000))
-        await subscription.ack(delivery)
-        await subscription.close()
-        check_kept(await offer(bench, "t2"), by="t1")
-        await bench.control.delete(KEY)
-        assert (await offer(bench, "t2")).status is Published.ACCEPTED
-
-    @needs(Capability.CONTROL)
     async def test_unique_purged_tasks_hold_nothing(self, bench: Bench) -> None:
         """A purge gives the keys of its tasks back (U12)."""
         await bench.publish("t1", unique=key("a"))

@@ -18,6 +18,8 @@ from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed
 from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Task
 
 _ROUNDS = 5
+_CHANGES = (Published.ACCEPTED, Published.REPLACED)
+"""statuses of tasks whose publish changed something"""
 _POLL_SECONDS = 1.0
 """seconds that a publisher should wait after a task was refused because its queue is being moved"""
 
@@ -41,7 +43,7 @@ class JointPublisher(ABC):
                 if not remaining:
                     break
         except BackendUnavailable as error:
-            if any(answer.status is Published.ACCEPTED for answer in answers.values()):
+            if any(answer.status in _CHANGES for answer in answers.values()):
                 raise PublishUnconfirmed("only part of the batch was accepted") from error
             raise
         for index in remaining:

@@ -32,7 +32,8 @@ class MigratingPublisher(JointPublisher):
         remaining = [index for index in indexes if sides[tasks[index].key] is None]
         for number in (OLD, NEW):
             group = [index for index in indexes if sides[tasks[index].key] == number]
-            known = await self._known(1 - number, tasks, group)
+            known = await self._keyed(1 - number, tasks, group)
+            known |= await self._known(1 - number, tasks, group)
             elsewhere = await self._send(tasks, known, answers)
             fresh = [index for index in group if index not in known or index in elsewhere]
             targets = {index: QueuePart(number, tasks[index].key) for index in fresh}
@@ -45,6 +46,27 @@ class MigratingPublisher(JointPublisher):
             if settings.moved_to is None or ours(settings):
                 turning += group
         return sorted(turning)
+
+    async def _keyed(
+        self, number: int, tasks: Sequence[Task], indexes: list[int]
+    ) -> dict[int, QueuePart]:
+        """Return the indexes of the tasks with unique keys, mapped to their queue on a side that is closed.
+
+        That side refuses a task whose key no task of its holds.
+        """
+        router, member = self._router, self._router.members[number]
+        found: dict[int, QueuePart] = {}
+        unique = [index for index in indexes if tasks[index].unique is not None]
+        for key, batch in by_key(tasks, unique).items():
+            try:
+                settings = await router.ask(number, partial(member.control.settings, key))
+            except BackendUnavailable:
+                if not router.is_optional(number):
+                    raise
+            else:
+                if ours(settings):
+                    found |= dict.fromkeys(batch, QueuePart(number, key))
+        return found
 
     async def _known(
         self, number: int, tasks: Sequence[Task], indexes: list[int]

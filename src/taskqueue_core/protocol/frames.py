@@ -186,6 +186,7 @@ class WireTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     deadline: float | None = None
     not_before: float | None = None
     max_attempts: int | None = None
+    unique: UniqueKey | None = None
 
 
 class WireDelivery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -301,6 +302,7 @@ def to_wire_task(task: Task) -> WireTask:
         deadline=task.deadline,
         not_before=task.not_before,
         max_attempts=task.max_attempts,
+        unique=task.unique,
     )
 
 

@@ -80,8 +80,9 @@ def reject_shard_name(field: str, key: str) -> None:
 
 
 def shard_of(task: Task, shards: int) -> int:
-    """Return the number of a task's shard. Tasks with the same ordering key are in the same shard."""
-    return number_of(task.ordering_key or task.id, shards)
+    """Return the number of a task's shard. Tasks with the same ordering key or unique key are in the same shard."""
+    unique = None if task.unique is None else task.unique.key
+    return number_of(task.ordering_key or unique or task.id, shards)
 
 
 def number_of(name: str, shards: int) -> int:

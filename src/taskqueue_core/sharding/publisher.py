@@ -8,6 +8,7 @@ from taskqueue_core.capabilities import RoomSignal
 from taskqueue_core.composite.backend import CompositeBackend, QueuePart
 from taskqueue_core.composite.publisher import JointPublisher, by_key
 from taskqueue_core.concurrency import gather_all
+from taskqueue_core.errors import InvalidInput
 from taskqueue_core.sharding.generations import ShardGenerations, reject_shard_name, shard_of
 from taskqueue_core.tasks import Confirmation, Task
 
@@ -24,7 +25,19 @@ class ShardedPublisher(JointPublisher):
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         for key in {task.key for task in tasks}:
             reject_shard_name("key", key)
+        for task in tasks:
+            if task.unique is not None and task.ordering_key is not None:
+                await self._demand_one_shard(task)
         return await super().publish(*tasks)
+
+    async def _demand_one_shard(self, task: Task) -> None:
+        """Raise `InvalidInput` if the queue of a task with a unique key and an ordering key has several shards."""
+        if (await self._generations.read(task.key))[-1].shards > 1:
+            raise InvalidInput(
+                "unique",
+                "a unique key and an ordering key",
+                "only one of them, because each of them decides the shard, and the queue has several",
+            )
 
     async def _round(
         self, tasks: Sequence[Task], indexes: list[int], answers: dict[int, Confirmation]
@@ -32,8 +45,30 @@ class ShardedPublisher(JointPublisher):
         known = await self._known(tasks, indexes)
         moved = await self._send(tasks, known, answers)
         fresh = [index for index in indexes if index not in known or index in moved]
+        fresh = await self._not_held(tasks, fresh, answers)
         targets = {index: await self._open_part(tasks[index]) for index in fresh}
         return await self._grown(tasks, await self._send(tasks, targets, answers))
+
+    async def _not_held(
+        self, tasks: Sequence[Task], indexes: list[int], answers: dict[int, Confirmation]
+    ) -> list[int]:
+        """Answer the tasks whose unique keys are held in older generations; return the indexes of the others.
+
+        The shards there are closed, so they refuse a task whose key no task of theirs holds.
+        """
+        unique = by_key(tasks, [index for index in indexes if tasks[index].unique is not None])
+        chains = {key: self._generations.known(key)[:-1] for key in unique}
+        for number in range(max(map(len, chains.values()), default=0)):
+            targets: dict[int, QueuePart] = {}
+            for key, chain in chains.items():
+                for index in unique.get(key, ()) if number < len(chain) else ():
+                    shard = shard_of(tasks[index], chain[number].shards)
+                    targets[index] = QueuePart(0, chain[number].shard_key(key, shard))
+            refused = await self._send(tasks, targets, answers)
+            answered = targets.keys() - set(refused)
+            indexes = [index for index in indexes if index not in answered]
+            unique = by_key(tasks, [index for index in indexes if tasks[index].unique is not None])
+        return indexes
 
     async def _grown(self, tasks: Sequence[Task], moved: Sequence[int]) -> list[int]:
         """Return the indexes of the tasks whose queues have generations that this process did not know."""

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 import msgspec
 from starlette.responses import Response
 
-from taskqueue_core.authoring.helpers import reject_ordering_keys
+from taskqueue_core.authoring.helpers import reject_ordering_keys, reject_unique_keys
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import has
-from taskqueue_core.errors import InvalidInput
+from taskqueue_core.errors import CapabilityMissing, InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Task
 from taskqueue_server.api.models import ConfirmationOut, InvalidLine, TaskIn
@@ -46,6 +46,7 @@ class _Batch:
         self._call = call
         self._id_of = id_maker(call)
         self._orders = has(call.context.backend, Capability.ORDERING_KEYS)
+        self._unique = has(call.context.backend, Capability.UNIQUE)
         self._number = 0
         self._waiting: list[tuple[int, Task]] = []
 
@@ -67,12 +68,16 @@ class _Batch:
             task = body.to_task(self._call.context.backend.now(), task_id)
             if not self._orders:
                 reject_ordering_keys((task,))
+            if not self._unique:
+                reject_unique_keys((task,))
             self._call.demand(task.key)
         except ProblemError as error:
             problem = error.problem
             self._refuse(problem.code, problem.field, problem.detail)
         except InvalidInput as error:
             self._refuse(error.code, error.field, str(error))
+        except CapabilityMissing as error:
+            self._refuse(error.code, None, str(error))
         else:
             self._waiting.append((len(self.answers), task))
             self.answers.append(b"")

@@ -24,6 +24,7 @@ from taskqueue_core.tasks import (
     WorkerInfo,
     new_id,
 )
+from taskqueue_core.uniqueness import Debounce, OnConflict, UniqueKey, Until
 from taskqueue_server.routing.schemas import (
     Attempts,
     HeadersField,
@@ -36,6 +37,37 @@ from taskqueue_server.routing.schemas import (
 )
 
 IdList = Annotated[list[Name], Meta(max_length=LIMITS.batch)]
+
+
+class DebounceIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The time of a task that is published again and again: ``seconds`` after the last publish.
+
+    It is due ``max_wait`` seconds after the first publish at the latest.
+    """
+
+    seconds: Seconds
+    max_wait: Seconds | None = None
+
+
+class UniqueIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A key that at most one live task of the queue holds.
+
+    ``until``: the task holds it until it has ended, or only until it is delivered for the first time; ``period``: also
+    for so many seconds after the publish. ``on_conflict``: what a publish does whose key is held.
+    """
+
+    key: Name
+    until: Until = "ended"
+    period: Seconds | None = None
+    on_conflict: OnConflict = "keep"
+    debounce: DebounceIn | None = None
+
+    def to_key(self) -> UniqueKey:
+        """Return the checked key. Raises `InvalidInput`."""
+        fields = msgspec.structs.asdict(self)
+        if self.debounce is not None:
+            fields["debounce"] = Debounce(self.debounce.seconds, self.debounce.max_wait)
+        return UniqueKey(**fields)
 
 
 class TaskIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,6 +88,7 @@ class TaskIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     not_before: Instant | None = None
     delay: Seconds | None = None
     max_attempts: Attempts | None = None
+    unique: UniqueIn | None = None
 
     def to_task(self, now: float, task_id: str | None = None) -> Task:
         """Return the checked task, with the payload's bytes unchanged. Raises `InvalidInput`.
@@ -73,6 +106,7 @@ class TaskIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             deadline=instant(now, "expires_in", self.expires_in, "deadline", self.deadline),
             not_before=instant(now, "delay", self.delay, "not_before", self.not_before),
             max_attempts=self.max_attempts,
+            unique=None if self.unique is None else self.unique.to_key(),
         )
 
 

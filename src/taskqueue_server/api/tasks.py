@@ -46,6 +46,7 @@ from taskqueue_server.routing.parameters import IDEMPOTENCY_KEY, id_maker, reuse
 _STATUS = {
     Published.ACCEPTED: 201,
     Published.DUPLICATE: 200,
+    Published.REPLACED: 200,
     Published.CONFLICT: 409,
 }
 _CONFIRMATIONS = dict.fromkeys((*_STATUS.values(), *map(refusal_status, Refusal)), ConfirmationOut)
@@ -98,6 +99,9 @@ async def publish(call: RequestContext) -> Response:
     A task is refused temporarily with 429 if the queue or the tenant's share of the queue is full, and with 503 if the
     queue's intake is paused or the store is full. It is refused permanently with 409 and the code
     ``moved`` if the queue has the setting ``moved_to``.
+
+    If another task holds the unique key in ``unique``, its id is in ``existing_id``: the status is ``duplicate`` or
+    ``replaced`` with 200, or ``refused`` with 409 and the code ``not_unique``, as ``on_conflict`` says.
     """
     id_of = id_maker(call)
     body = await call.body(TaskIn)
@@ -163,7 +167,9 @@ async def _retry(
     # A retry passes every limit, so it needs a task that was accepted, and whose first attempt has begun.
     (found,) = await call.context.control.statuses(task.key, task.id)
     if found is None:
-        first = msgspec.structs.replace(task, not_before=max(at, task.not_before or at))
+        unique = task.unique and msgspec.structs.replace(task.unique, debounce=None)
+        at = max(at, task.not_before or at)
+        first = msgspec.structs.replace(task, not_before=at, unique=unique)
         return _confirmed(*await call.context.queue.publish_many([first]))
     if found.attempt == 1 and found.state in {State.BLOCKED, State.SCHEDULED, State.WAITING}:
         duplicate = Published.DUPLICATE
@@ -183,7 +189,7 @@ def _confirmed(confirmation: Confirmation) -> Response:
     if confirmation.status is not Published.REFUSED:
         return answer(ConfirmationOut.of(confirmation), _STATUS[confirmation.status])
     headers = {}
-    if confirmation.code is not Refusal.MOVED:
+    if confirmation.code not in (Refusal.MOVED, Refusal.NOT_UNIQUE):
         headers["retry-after"] = retry_after(confirmation.retry_after)
     return answer(ConfirmationOut.of(confirmation), refusal_status(confirmation.code), headers)
 
