@@ -28,6 +28,7 @@ from taskqueue_core.errors import (
     IdConflict,
     InvalidInput,
     LeaseLost,
+    NotUnique,
     PublishUnconfirmed,
     QueueFull,
     TaskQueueError,
@@ -41,6 +42,7 @@ from taskqueue_core.schedule_status import ScheduleStatus
 from taskqueue_core.schedules import Cron, Every, Instant, Schedule, TaskTemplate
 from taskqueue_core.sync import SyncQueue, connect_sync
 from taskqueue_core.tasks import Confirmation, Delivery, Ledger, State, Task, TaskStatus
+from taskqueue_core.uniqueness import Debounce, Unique, UniqueKey
 
 __all__ = [
     "Applied",
@@ -50,6 +52,7 @@ __all__ = [
     "Confirmation",
     "Context",
     "Cron",
+    "Debounce",
     "Delivery",
     "Depends",
     "Difference",
@@ -64,6 +67,7 @@ __all__ = [
     "Ledger",
     "Middleware",
     "NotConnected",
+    "NotUnique",
     "PublishUnconfirmed",
     "Queue",
     "QueueFull",
@@ -93,6 +97,8 @@ __all__ = [
     "TaskStatus",
     "TaskTemplate",
     "Tasks",
+    "Unique",
+    "UniqueKey",
     "UnknownTask",
     "WouldBlock",
     "as_completed",

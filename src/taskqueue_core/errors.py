@@ -184,10 +184,11 @@ class IdConflict(PublishError):
 class NotUnique(PublishError):
     """Another task, ``existing_id``, holds the unique key, and the publish asked to be refused in this case.
 
-    >>> unique = Unique(by=("user",), on_conflict="refuse")
-    >>> first = await rebuild.using(unique=unique).publish(user=7)
+    >>> @tasks.task(unique=Unique(by=("user",), on_conflict="refuse"))
+    ... async def rebuild(user: int) -> None: ...
+    >>> first = await rebuild.publish(user=7)
     >>> try:
-    ...     await rebuild.using(unique=unique).publish(user=7)
+    ...     await rebuild.publish(user=7)
     ... except NotUnique as error:
     ...     print(error.existing_id == first.id)
     True

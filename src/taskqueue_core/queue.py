@@ -23,6 +23,7 @@ from taskqueue_core.errors import (
     ConfigurationError,
     IdConflict,
     InvalidInput,
+    NotUnique,
     PublishUnconfirmed,
     QueueFull,
 )
@@ -40,6 +41,7 @@ from taskqueue_core.tasks import (
     TaskStatus,
     encoded_task,
 )
+from taskqueue_core.uniqueness import Debounce, Unique, UniqueKey, key_of
 
 __all__ = ["PublishOptions", "Queue", "connect", "instant", "stored"]
 
@@ -69,6 +71,8 @@ class PublishOptions(TypedDict, total=False):
     headers: dict[str, str]
     max_attempts: int
     wait: float
+    unique: Unique | UniqueKey | None
+    debounce: Debounce | None
 
 
 class AsyncOnly(AbstractAsyncContextManager["Queue"]):
@@ -152,7 +156,11 @@ class Queue:
         sent again with the same id. If the queue is full or its intake is paused, publishing is retried for up to
         ``wait`` seconds. Tasks of other publishers may be accepted before this task.
 
-        Raises `InvalidInput`, `QueueFull`, `IdConflict` or `BackendUnavailable` if nothing was stored. Raises
+        With ``unique``, at most one task with equal members of the payload is live: a `Unique` names them, a
+        `UniqueKey` is the key itself. If another task keeps this one out, or gets its contents, the status is
+        ``duplicate`` or ``replaced``, and ``existing_id`` names it. ``debounce`` puts that task off.
+
+        Raises `InvalidInput`, `QueueFull`, `NotUnique`, `IdConflict` or `BackendUnavailable` if nothing was stored, and
         `PublishUnconfirmed` if the store does not answer: publish again with the id in the error.
         """
         task = await self.task_of(key, encode_json("payload", payload), options)
@@ -184,11 +192,11 @@ class Queue:
         if unknown := fields.keys() - PublishOptions.__annotations__.keys():
             allowed = ", ".join(sorted(PublishOptions.__annotations__))
             raise InvalidInput("options", f"an unknown option, {min(unknown)!r}", allowed)
-        if fields.get("id", "") is None:
-            del fields["id"]
-        if fields.get("headers", "") is None:
-            del fields["headers"]
-        return encoded_task(key, text, **fields)
+        unique = key_of(fields.pop("unique", None), fields.pop("debounce", None), key, text, fields)
+        for name in ("id", "headers"):
+            if fields.get(name, "") is None:
+                del fields[name]
+        return encoded_task(key, text, unique=unique, **fields)
 
     async def publish_many(
         self, tasks: Iterable[Task], *, wait: float = 0
@@ -325,7 +333,7 @@ async def _warn_of_lost_tasks(backend: Backend) -> None:
 
 
 def stored(confirmation: Confirmation) -> Confirmation:
-    """Return the confirmation of a stored task. Raises `QueueFull`, `NotUnique` or `IdConflict` if it was not stored."""
+    """Return the confirmation of a stored task. Raises `QueueFull`, `NotUnique` or `IdConflict` for another one."""
     key, task_id = confirmation.key, confirmation.task_id
     if confirmation.code is Refusal.NOT_UNIQUE:
         raise NotUnique(

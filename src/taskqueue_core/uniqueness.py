@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import msgspec
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import check_duration, check_name, kind_of
 
-__all__ = ["Debounce", "OnConflict", "UniqueKey", "Until"]
+__all__ = ["Debounce", "OnConflict", "Unique", "UniqueKey", "Until"]
 
 Until = Literal["ended", "started"]
 OnConflict = Literal["keep", "replace", "refuse"]
 _UNTIL, _ON_CONFLICT = ("ended", "started"), ("keep", "replace", "refuse")
 
 
-class Debounce(msgspec.Struct, frozen=True):
+class Debounce(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Each publish with the same unique key replaces the one before, and puts the task off again.
 
     Raises `InvalidInput`.
@@ -39,7 +42,9 @@ class Debounce(msgspec.Struct, frozen=True):
                 )
 
 
-class UniqueKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class UniqueKey(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """A key that at most one task of a queue holds. Raises `InvalidInput`.
 
     The task that is stored first holds the key while it is live: scheduled, waiting or in flight. A dead letter holds
@@ -87,6 +92,94 @@ class UniqueKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             return not_before
         at = now + self.debounce.seconds
         return at if self.debounce.max_wait is None else min(at, first + self.debounce.max_wait)
+
+
+class Unique(msgspec.Struct, frozen=True):
+    """What makes two publishes the same work, so that their tasks have the same unique key. Raises `InvalidInput`.
+
+    >>> @tasks.task(unique=Unique(by=("user",)))
+    ... async def reindex(user: int, reason: str = "asked for") -> None: ...
+    >>> first, again = await reindex.publish(7), await reindex.publish(7, reason="edited")
+    >>> again.id == first.id
+    True
+    """
+
+    by: tuple[str, ...] | Literal["all"] = "all"
+    """the arguments that count, or all of them; ``()``: none, so that all tasks of this name are the same work"""
+    until: Until = "ended"
+    """when a task gives its key back: when it has ended, or already when it is delivered for the first time"""
+    period: float | None = None
+    """seconds from the publish during which a task holds its key in any case, even after its end"""
+    per_tenant: bool = True
+    """whether tasks of different tenants are different work"""
+    on_conflict: OnConflict = "keep"
+    """what a publish does whose key is held: see `UniqueKey.on_conflict`"""
+
+    def __post_init__(self) -> None:
+        names: object = self.by
+        if names != "all" and not (
+            isinstance(names, tuple) and all(isinstance(name, str) for name in names)
+        ):
+            got = kind_of(names)
+            raise InvalidInput("unique.by", got, "a tuple of names, as in by=('user',), or 'all'")
+        self.key("x", {} if self.by == "all" else dict.fromkeys(self.by))  # checks the other fields
+
+    def key(self, name: str, arguments: Any, tenant: str | None = None) -> UniqueKey:
+        """Return the unique key of a task with this name and these arguments, as decoded JSON. Raises `InvalidInput`.
+
+        The key consists of the first 32 hexadecimal digits of the SHA-256 of a JSON array: the name, the chosen
+        arguments as an object with sorted names (with ``all``, all of the payload), and the tenant, or null. It is
+        written without spaces, with other characters than ASCII escaped.
+        """
+        chosen = arguments if self.by == "all" else self._chosen(arguments)
+        work = [name, chosen, tenant if self.per_tenant else None]
+        text = json.dumps(work, sort_keys=True, separators=(",", ":"))
+        return UniqueKey(
+            key=hashlib.sha256(text.encode()).hexdigest()[:32],
+            until=self.until,
+            period=self.period,
+            on_conflict=self.on_conflict,
+        )
+
+    def _chosen(self, arguments: Any) -> dict[str, Any]:
+        if not isinstance(arguments, Mapping):
+            raise InvalidInput(
+                "unique.by", f"names, for a payload that is {kind_of(arguments)}", "'all'"
+            )
+        for name in self.by:
+            if name not in arguments:
+                raise InvalidInput(
+                    "unique.by", f"{name!r}, which the payload does not have", "its names"
+                )
+        return {name: arguments[name] for name in self.by}
+
+
+def key_of(
+    unique: Unique | UniqueKey | None,
+    debounce: Debounce | None,
+    name: str,
+    text: bytes,
+    options: Mapping[str, Any],
+) -> UniqueKey | None:
+    """Return the unique key that the options of a publish ask for. Raises `InvalidInput`.
+
+    ``text``: the payload as JSON text; ``options``: the other options, of which ``tenant`` counts.
+    """
+    if isinstance(unique, Unique):
+        unique = unique.key(name, json.loads(text), options.get("tenant"))
+    elif unique is not None and not isinstance(unique, UniqueKey):
+        raise InvalidInput("unique", kind_of(unique), "a Unique, a UniqueKey, or None")
+    if debounce is None:
+        return unique
+    if unique is None:
+        raise InvalidInput(
+            "debounce", "a debounce without a unique key", "a debounce and unique=Unique(...)"
+        )
+    if unique.on_conflict == "refuse":
+        raise InvalidInput(
+            "debounce", "a debounce with on_conflict 'refuse'", "'keep' or 'replace'"
+        )
+    return msgspec.structs.replace(unique, debounce=debounce, on_conflict="replace")
 
 
 def check_unique(unique: object, not_before: float | None, ordering_key: str | None) -> None:

@@ -150,3 +150,34 @@ def test_a_batch_that_cannot_be_read_ends_with_2(cli: Cli) -> None:
     done = cli("publish", "--batch", "missing")
     assert done.code == 2
     assert "No such file" in done.err
+
+
+def test_a_unique_key(store: Shared, cli: Cli) -> None:
+    """U12: with a unique key, a second task is kept out, replaces the first one or is refused, as the option says."""
+    assert cli("publish", "k", "1", "--id", "a", "--unique-key", "w").code == 0
+    kept = cli("publish", "k", "2", "--id", "b", "--unique-key", "w", "--json")
+    assert (kept.code, kept.told["status"], kept.told["existing_id"]) == (0, "duplicate", "a")
+    refused = cli("publish", "k", "2", "--unique-key", "w", "--on-conflict", "refuse", "--json")
+    assert (refused.code, refused.told["error"]["code"]) == (1, "not_unique")
+    replaced = cli("publish", "k", "3", "--unique-key", "w", "--on-conflict", "replace")
+    assert replaced.code == 0
+    assert "replaced" in replaced.out
+    assert "held by a" in replaced.out
+    assert cli("publish", "k", "--on-conflict", "replace").code == 2
+    (task,) = take(store)
+    assert (task.id, task.payload) == ("a", b"3")
+
+
+def test_unique_keys_in_a_file(store: Shared, cli: Cli, tmp_path: Path) -> None:
+    """U12: the lines of a file may have unique keys; a line that replaced a task counts as stored."""
+    lines = [
+        {"key": "k", "id": f"t{n}", "payload": n, "unique": {"key": "w", "on_conflict": "replace"}}
+        for n in range(3)
+    ]
+    path = tmp_path / "tasks.ndjson"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    done = cli("publish", "--batch", str(path), "--json")
+    assert done.code == 0
+    assert (done.told["accepted"], done.told["replaced"]) == (1, 2)
+    (task,) = take(store)
+    assert (task.id, task.payload) == ("t0", b"2")

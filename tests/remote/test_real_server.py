@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import pytest_asyncio
 
 import taskqueue_core.queue
 from taskqueue_cli.commands.dead_letters import act_on_all
-from taskqueue_core import Tasks, UnknownTask, gather
+from taskqueue_core import Debounce, NotUnique, Tasks, Unique, UniqueKey, UnknownTask, gather
+from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.config import Settings
 from taskqueue_core.errors import InvalidInput, QueueFull, QueueInUse, SettingsConflict
@@ -37,6 +39,13 @@ async def store() -> MemoryBackend:
 @pytest_asyncio.fixture
 async def remote(store: MemoryBackend) -> AsyncIterator[RemoteBackend]:
     """A remote backend that is connected to a real server."""
+    async with serving(store) as backend:
+        yield backend
+
+
+@asynccontextmanager
+async def serving(store: MemoryBackend) -> AsyncIterator[RemoteBackend]:
+    """Serve a store, and yield a remote backend that is connected to the server."""
     server = ServerProcess(store, Settings(port=0))
     running = asyncio.create_task(server.run())
     await asyncio.wait(
@@ -312,3 +321,45 @@ async def test_an_unknown_task_is_no_wait(remote: RemoteBackend) -> None:
 
 def _same(value: int) -> int:
     return value
+
+
+async def test_unique_keys(store: MemoryBackend, remote: RemoteBackend) -> None:
+    """U12: through a server, unique keys decide as in the store itself, for one task, a batch and a debounce."""
+    queue = Queue(remote)
+    first = await queue.publish("k", 1, unique=UniqueKey(key="w", period=60.0))
+    kept = await queue.publish("k", 2, unique=UniqueKey(key="w"))
+    assert (kept.status, kept.existing_id) == (Published.DUPLICATE, first.task_id)
+    with pytest.raises(NotUnique, match=first.task_id) as error:
+        await queue.publish("k", 2, unique=UniqueKey(key="w", on_conflict="refuse"))
+    assert error.value.existing_id == first.task_id
+    replacing = UniqueKey(key="w", on_conflict="replace", period=60.0)
+    tasks = [Task.of("k", n, id=f"r{n}", unique=replacing) for n in range(3)]
+    for _ in range(2):
+        answers = await queue.publish_many(tasks)
+        assert [a.status for a in answers] == [Published.REPLACED] * 3
+        assert {a.existing_id for a in answers} == {first.task_id}
+    assert (await store.control.ledger("k")).published == 1
+    later = await queue.publish("k", 3, unique=Unique(), debounce=Debounce(30, max_wait=90))
+    (status,) = await store.control.statuses("k", later.task_id)
+    assert status is not None
+    assert status.due_at is not None
+    assert 25 < status.due_at - store.now() <= 30
+    async with store.subscribe(["k"], "w") as subscription:
+        (delivery,) = (await subscription.receive(9, 1)).deliveries
+    assert delivery.task.unique == replacing
+    assert (delivery.task.id, delivery.task.value()) == (first.task_id, 2)
+
+
+async def test_unique_keys_that_the_store_lacks() -> None:
+    """U12: a server whose store lacks the capability refuses the task by name; the others of a batch are stored."""
+
+    class Lesser(MemoryBackend):
+        capabilities = Capabilities(names=MemoryBackend.capabilities.names - {Capability.UNIQUE})
+
+    async with serving(Lesser()) as backend:
+        one, two = await backend.publisher.publish(
+            Task(key="k", id="1", unique=UniqueKey(key="w")), Task(key="k", id="2")
+        )
+        assert one.status is Published.REFUSED
+        assert "unique" in (one.reason or "")
+        assert two.status is Published.ACCEPTED

@@ -29,10 +29,12 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.queue import Queue, instant
 from taskqueue_core.tasks import DEFAULT_PRIORITY, Published, Task, new_id
+from taskqueue_core.uniqueness import UniqueKey
 
 _MAX_LINE_BYTES = LIMITS.payload + LIMITS.header_bytes + 16 * 1024
 _BATCH = 500
 _MAX_SHOWN = 20
+_STORED = {Published.ACCEPTED.value, Published.DUPLICATE.value, Published.REPLACED.value}
 
 
 class TaskFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,6 +52,7 @@ class TaskFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     delay: float | None = None
     expires_in: float | None = None
     max_attempts: int | None = None
+    unique: UniqueKey | None = None
 
     def to_task(self, now: float, key: str | None = None) -> Task:
         """Return the task. ``now`` is the store's time, and ``key`` the default key. Raises `InvalidInput`."""
@@ -64,6 +67,7 @@ class TaskFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             deadline=instant(now, "expires_in", self.expires_in, "deadline", self.deadline),
             not_before=instant(now, "delay", self.delay, "not_before", self.not_before),
             max_attempts=self.max_attempts,
+            unique=self.unique,
         )
 
 
@@ -90,7 +94,7 @@ class _BatchResult:
 
     @property
     def stored(self) -> bool:
-        return set(+self.statuses) <= {Published.ACCEPTED.value, Published.DUPLICATE.value}
+        return set(+self.statuses) <= _STORED
 
 
 def publish_file(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import typer
@@ -17,6 +17,7 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.queue import Queue, stored
 from taskqueue_core.tasks import DEFAULT_PRIORITY, Confirmation
+from taskqueue_core.uniqueness import UniqueKey
 
 
 def publish(
@@ -60,6 +61,14 @@ def publish(
         int | None,
         option("Maximum number of attempts; overrides the setting of the queue.", min=1, max=1000),
     ] = None,
+    unique_key: Annotated[
+        str | None,
+        option("Key that at most one live task of the queue holds. Another one is kept out."),
+    ] = None,
+    on_conflict: Annotated[
+        Literal["keep", "replace", "refuse"],
+        typer.Option(help="What to do if a task holds the unique key."),
+    ] = "keep",
     header: Annotated[
         list[str] | None, option("Header of the task. May be repeated.", metavar="NAME=VALUE")
     ] = None,
@@ -75,7 +84,7 @@ def publish(
         Path | None,
         option(
             "Publish each line of FILE (- for stdin) as a task. A line is a JSON object with key, payload, id, "
-            "priority, delay, expires_in ...",
+            "priority, delay, expires_in, unique ...",
             metavar="FILE",
         ),
     ] = None,
@@ -84,7 +93,10 @@ def publish(
 ) -> None:
     """Publish one task, or all tasks of a file with --batch."""
     if batch is not None:
-        own = (payload, task_id, delay, expires_in, tenant, ordering_key, max_attempts, header)
+        own = (
+            *(payload, task_id, delay, expires_in, tenant, ordering_key, max_attempts, header),
+            unique_key,
+        )
         if any(value is not None for value in own) or priority != DEFAULT_PRIORITY:
             raise typer.BadParameter(
                 "PAYLOAD and the fields of a task cannot be given with a file: put them into the lines of the file",
@@ -92,6 +104,8 @@ def publish(
             )
         publish_file(batch, key, server, wait=wait, as_json=as_json)
         return
+    if unique_key is None and on_conflict != "keep":
+        raise typer.BadParameter("give --unique-key as well", param_hint="--on-conflict")
     if key is None:
         raise typer.BadParameter("give a key, or --batch FILE", param_hint="KEY")
     task = TaskFields(
@@ -104,6 +118,7 @@ def publish(
         tenant=tenant,
         ordering_key=ordering_key,
         max_attempts=max_attempts,
+        unique=None if unique_key is None else UniqueKey(key=unique_key, on_conflict=on_conflict),
         headers=_headers(header or []),
     )
     confirmation = with_backend(server, lambda backend: _publish(backend, task, wait))
@@ -164,6 +179,8 @@ def _headers(texts: list[str]) -> dict[str, str]:
 
 def _print(confirmation: Confirmation) -> None:
     text = f"[green]✔[/] {confirmation.status.value}  {confirmation.task_id}"
-    if confirmation.position:
+    if confirmation.existing_id is not None:
+        text += f"  [dim]the unique key is held by {confirmation.existing_id}"
+    elif confirmation.position:
         text += f"  [dim]tasks already waiting in the queue: {confirmation.position:,}"
     console.print(text)

@@ -237,6 +237,12 @@ class SyncHandle(Generic[R_co]):
         return self._queue.run(self._handle.result(timeout, wait_for_redrive=wait_for_redrive))
 
 
+def handled_id(confirmation: Confirmation) -> str:
+    """Return the id of the task that a publish is about: another one, if that holds the unique key."""
+    existing = confirmation.existing_id if confirmation.stored else None
+    return existing or confirmation.task_id
+
+
 async def gather(*handles: Handle[Any], timeout: float | None = None) -> list[Any]:
     """Return the results of several tasks in order. Raises the first error of `Handle.result`, also ``TimeoutError``.
 

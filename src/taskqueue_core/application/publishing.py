@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from taskqueue_core.application.call import Call, Middleware
-from taskqueue_core.application.handles import Handle
+from taskqueue_core.application.handles import Handle, handled_id
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import LIMITS, kind_of
@@ -40,7 +40,7 @@ async def publish_calls(queue: Queue, calls: Sequence[Call[Any]], wait: float) -
         tasks = [await call.task(queue) for call in calls]
         confirmations = await queue.publish_many(tasks, wait=wait)
     return [
-        Handle(each.key, each.task_id, queue, call.function.read_result, each)
+        Handle(each.key, handled_id(each), queue, call.function.read_result, each)
         for call, each in zip(calls, confirmations, strict=True)
     ]
 

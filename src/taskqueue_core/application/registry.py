@@ -31,6 +31,7 @@ from taskqueue_core.limits import check_name, kind_of
 from taskqueue_core.policy_model import nearest_first
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.schedules import Cron, Every, Schedule
+from taskqueue_core.uniqueness import Unique
 
 L = TypeVar("L", bound=LifespanFunction)
 P = ParamSpec("P")
@@ -101,6 +102,7 @@ class Tasks(Connections):
         batch: int | None = None,
         run: Literal["auto", "thread", "process"] = "auto",
         schedule: Cron | Every | None = None,
+        unique: Unique | None = None,
     ) -> TaskDecorator: ...
 
     def task(
@@ -117,6 +119,7 @@ class Tasks(Connections):
         batch: int | None = None,
         run: Literal["auto", "thread", "process"] = "auto",
         schedule: Cron | Every | None = None,
+        unique: Unique | None = None,
         **unknown: object,
     ) -> Any:
         """Declare a function as a task: ``@tasks.task``, or ``@tasks.task("name", timeout=30)``.
@@ -135,12 +138,15 @@ class Tasks(Connections):
         ``schedule`` lets the store publish the task at these times, without arguments, once `apply` has written it;
         `schedule` has more options.
 
+        With ``unique``, at most one task with equal arguments is live: see `Unique`, and docs/unique.md.
+
         The other options are settings of the queue, which `apply` writes: ``retry`` is a policy or a number of
         attempts, by default 10 attempts after 2, 4, 8 ... seconds, up to 10 minutes; after ``timeout`` seconds an
         attempt fails; ``limits`` hold for all workers together; results are kept for ``result_ttl`` seconds.
 
-        Raises `ConfigurationError` if a name is not allowed or taken, an option is out of range, a rule is wrong, the
-        arguments of the function cannot be published by name, or another task declares other settings for the queue.
+        Raises `ConfigurationError` if a name is not allowed or taken, an option is out of range, a rule is wrong,
+        ``unique`` names what is no argument, the arguments of the function cannot be published by name, or another task
+        declares other settings for the queue.
 
         >>> @tasks.task("crop", retry=5, timeout=30, limits=QueueLimits(rate="100/1m"))
         ... async def crop(image: str, width: int = 320) -> dict[str, int]:
@@ -157,7 +163,7 @@ class Tasks(Connections):
                 f"task: there is no option {option!r}; the options are {nearest_first(option, known)}"
             )
         policies = declared_policies(retry, timeout, limits, result_ttl)
-        options = TaskOptions.of(policies, batch, on_error, run)
+        options = TaskOptions.of(policies, batch, on_error, run, unique)
         if callable(function):
             return self._add(function, None, queue, options, schedule)
         if function is not None and not isinstance(function, str):

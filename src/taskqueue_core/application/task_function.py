@@ -16,18 +16,20 @@ from taskqueue_core.application.arguments import Arguments, BatchArguments
 from taskqueue_core.application.call import OPTIONS, Call, CallOptions, Middleware
 from taskqueue_core.application.connections import Connections
 from taskqueue_core.application.errors import InvalidArguments
-from taskqueue_core.application.handles import Handle, SyncHandle
+from taskqueue_core.application.handles import Handle, SyncHandle, handled_id
 from taskqueue_core.application.instants import write_with_instants
 from taskqueue_core.application.publishing import publish_calls
 from taskqueue_core.application.results import Results
 from taskqueue_core.application.rules import NO_RULES, ErrorRules, checked_rules
 from taskqueue_core.application.type_errors import schema_error
+from taskqueue_core.application.unique_work import UniqueWork
 from taskqueue_core.errors import ConfigurationError, InvalidInput
-from taskqueue_core.limits import LIMITS, check_number
+from taskqueue_core.limits import LIMITS, check_number, kind_of
 from taskqueue_core.policy_model import nearest_first
 from taskqueue_core.queue import PublishOptions, Queue, stored
 from taskqueue_core.schedules import is_instant
 from taskqueue_core.tasks import DEFAULT_PRIORITY, Task, checked_task, new_id
+from taskqueue_core.uniqueness import Unique
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -50,6 +52,8 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     """what exceptions of the function mean"""
     run: Literal["auto", "thread", "process"] = "auto"
     """where the function is called: in a thread or the event loop, always in a thread, or in a child process"""
+    unique: Unique | None = None
+    """what makes two publishes the same work"""
 
     @classmethod
     def of(
@@ -58,6 +62,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
         batch: int | None,
         on_error: ErrorRules | None = None,
         run: Literal["auto", "thread", "process"] = "auto",
+        unique: Unique | None = None,
     ) -> Self:
         """Check options, and return them. Raises `ConfigurationError`."""
         if batch is not None:
@@ -73,8 +78,12 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError(
                 "a child process runs one task at a time: remove batch, or run='process'"
             )
+        if unique is not None and not isinstance(unique, Unique):
+            raise ConfigurationError(
+                f"unique: got {kind_of(unique)}; expected a Unique, as in unique=Unique(by=('user',))"
+            )
         rules = NO_RULES if on_error is None else checked_rules(on_error)
-        return cls(policies=policies, batch=batch or 0, on_error=rules, run=run)
+        return cls(policies=policies, batch=batch or 0, on_error=rules, run=run, unique=unique)
 
 
 class TaskFunction(Generic[P, R_co, C_co]):
@@ -111,6 +120,10 @@ class TaskFunction(Generic[P, R_co, C_co]):
                 f"the task {name!r} is an async function, which cannot run in a thread: use run='auto' or 'process'"
             )
         self.arguments = BatchArguments(function) if options.batch else Arguments(function)
+        signature = self.arguments.signature
+        self._work = UniqueWork(name, signature, batch=bool(options.batch))
+        if options.unique is not None:
+            self._work.check(options.unique)
         self.results = Results(function, batch=bool(options.batch))
         self.registry = registry
         """the registry that declares it"""
@@ -161,10 +174,10 @@ class TaskFunction(Generic[P, R_co, C_co]):
     async def publish(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
         """Publish the task, and return its handle once it is stored.
 
-        Arguments are checked and encoded by the annotations of the function. The connection is the one of
-        ``using(on=...)``, inside a handler the one of its worker, or else the one that `taskqueue_core.Tasks.connect`
-        opened. Raises `InvalidArguments`, `NotConnected`, what middleware raises, and the errors of
-        `taskqueue_core.Queue.publish`.
+        If another task holds the unique key, the handle is that task's. Arguments are checked and encoded by the
+        annotations of the function. The connection is the one of ``using(on=...)``, inside a handler the one of its
+        worker, or else the one that `taskqueue_core.Tasks.connect` opened. Raises `InvalidArguments`, `NotConnected`,
+        what middleware raises, and the errors of `taskqueue_core.Queue.publish`.
 
         >>> handle = await resize.publish("cat.png", width=320)
         """
@@ -178,7 +191,7 @@ class TaskFunction(Generic[P, R_co, C_co]):
         task = await self.task(queue, text)
         (confirmation,) = await queue.publish_many([task], wait=self.changes.get("wait", 0))
         stored(confirmation)
-        return Handle(self.queue, task.id, queue, self.read_result, confirmation)
+        return Handle(self.queue, handled_id(confirmation), queue, self.read_result, confirmation)
 
     def publish_sync(self, *args: P.args, **kwargs: P.kwargs) -> SyncHandle[R_co]:
         """Publish the task from code without an event loop, as `publish` does; ``connect_sync`` opens the connection.
@@ -225,9 +238,13 @@ class TaskFunction(Generic[P, R_co, C_co]):
 
     async def task(self, queue: Queue, text: bytes) -> Task:
         """Return the task to publish. ``text``: the arguments as JSON text. Raises `InvalidInput`."""
-        if self.changes:
+        if self.changes or self.options.unique is not None:
             options: dict[str, Any] = {**self.changes}
             options.pop("on", None)
+            unique = options.get("unique", self.options.unique)
+            if isinstance(unique, Unique):
+                unique = self._work.key(unique, text, options.get("tenant"))
+            options["unique"] = unique
             if given := options.get("headers"):
                 options["headers"] = {**given, **self.headers}
                 return await queue.task_of(self.queue, text, cast("PublishOptions", options))

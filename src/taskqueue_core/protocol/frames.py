@@ -18,6 +18,7 @@ from msgspec import Meta, Raw, field
 from taskqueue_core.errors import InvalidInput, ProtocolViolation
 from taskqueue_core.limits import LIMITS, check_json
 from taskqueue_core.tasks import DEFAULT_PRIORITY, Delivery, Task
+from taskqueue_core.uniqueness import UniqueKey
 
 SUBPROTOCOL = "taskqueue.v1"
 PROTOCOL_VERSION = 1

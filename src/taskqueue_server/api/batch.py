@@ -66,10 +66,7 @@ class _Batch:
             body = bodies.decode(TaskIn, line)
             task_id = self._id_of(body.key, body.id, self._number)
             task = body.to_task(self._call.context.backend.now(), task_id)
-            if not self._orders:
-                reject_ordering_keys((task,))
-            if not self._unique:
-                reject_unique_keys((task,))
+            self._demand_capabilities(task)
             self._call.demand(task.key)
         except ProblemError as error:
             problem = error.problem
@@ -83,6 +80,12 @@ class _Batch:
             self.answers.append(b"")
             if len(self._waiting) == LIMITS.batch:
                 await self.flush()
+
+    def _demand_capabilities(self, task: Task) -> None:
+        if not self._orders:
+            reject_ordering_keys((task,))
+        if not self._unique:
+            reject_unique_keys((task,))
 
     async def flush(self) -> None:
         waiting, self._waiting = self._waiting, []

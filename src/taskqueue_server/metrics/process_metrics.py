@@ -27,9 +27,10 @@ _ENDS = ("bye", "silent", "restart", "internal", "cancelled", "revoked", "closed
 _OUTCOMES = {"ack": "done", "redeliver": "returned", "lost": "lost"}
 _LOST = "max_losses_exceeded"
 # These are module globals, because attribute lookups on enum classes would dominate the cost of the hooks.
-_ACCEPTED, _DUPLICATE, _OK, _STALE = (
+_ACCEPTED, _DUPLICATE, _REPLACED, _OK, _STALE = (
     Published.ACCEPTED,
     Published.DUPLICATE,
+    Published.REPLACED,
     Settled.OK,
     Settled.LEASE_LOST,
 )
@@ -167,7 +168,7 @@ class ProcessMetrics:
         """Count refused tasks, including those whose id was already used with another payload."""
         for confirmation in confirmations:
             status = confirmation.status
-            if status is _ACCEPTED or status is _DUPLICATE:
+            if status is _ACCEPTED or status is _DUPLICATE or status is _REPLACED:
                 continue
             code = (
                 _known(confirmation.code, _REFUSED) if status is Published.REFUSED else "conflict"
