@@ -92,6 +92,29 @@ async def test_an_index_has_lost_its_members(
     assert (await backend.health()).details["anomalies"]
 
 
+async def test_a_rescheduled_task_keeps_its_time(
+    backend: RedisBackend, redis_server: RedisServer
+) -> None:
+    """U29, U6: a scheduled task that the index has lost gets the time of its last reschedule, also as a retry."""
+    now = backend.now()
+    await publish(backend, "again", "moved", not_before=now + 3600)
+    await publish(backend, "failed")
+    async with backend.subscribe([KEY], "c") as consumer:
+        (failed,) = await take(consumer, 1)
+        await backend.publisher.schedule_retry(failed.task, now + 60, settles=failed)
+    times = {"moved": now + 7200, "again": now + 1800, "failed": now + 5400}
+    assert await backend.control.reschedule(KEY, "again", now + 7200)
+    for task, at in times.items():
+        assert await backend.control.reschedule(KEY, task, at)
+    redis_server.call("DEL", f"{name_of(backend)}/d")
+    redis_server.call("HDEL", f"{name_of(backend).partition(':q:')[0]}:meta", "checked")
+    await backend.control.maintain()
+    for task, at in times.items():
+        (status,) = await backend.control.statuses(KEY, task)
+        assert status is not None
+        assert status.due_at == pytest.approx(at, abs=1e-5)
+
+
 async def test_a_holder_was_changed(backend: RedisBackend, redis_server: RedisServer) -> None:
     """U29: an ordering key that names another task as its holder is held by the right one again."""
     live = await _fill(backend, Order.FAIR)

@@ -111,6 +111,20 @@ class ScheduleSuite(Harness):
         assert not await bench.control.reschedule(KEY, "t1", at), "a done task was rescheduled"
         await bench.expect(done=1)
 
+    @needs(Capability.CONTROL, Capability.DEAD_LETTERS)
+    async def test_a_redriven_task_keeps_its_time(self, bench: Bench) -> None:
+        """A task that was redriven comes back at once, with the attempt that was delivered before (law 3; U6)."""
+        subscription, delivery = await bench.running("t1")
+        await bench.bury(subscription, delivery)
+        assert await bench.dead_letters.redrive(KEY, "t1") == 1
+        assert not await bench.control.reschedule(KEY, "t1", bench.now + 3600), (
+            "a redriven task was put off, but comes back at once (law 3)"
+        )
+        again = await bench.one(subscription)
+        await settle(bench.backend, subscription, again, ScheduleRetry(3600, "failed"))
+        assert await bench.control.reschedule(KEY, "t1", bench.now), "its retry was not rescheduled"
+        await subscription.ack(await bench.one(subscription))
+
     @needs(Capability.CONTROL)
     async def test_a_retry_is_rescheduled(self, bench: Bench) -> None:
         """The time of a scheduled retry can be changed; its attempt stays (laws 3, 8; U6)."""

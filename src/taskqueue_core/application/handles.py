@@ -102,9 +102,8 @@ class Handle(Generic[R_co]):
         """Let a waiting or scheduled task run after ``delay``, or at ``not_before``, and not earlier.
 
         ``delay`` is a number of seconds or a timedelta, ``not_before`` in Unix seconds or a datetime with a time zone.
-        Return False if the task is running, has
-        ended or is unknown, or if its attempt was delivered before. Raises `InvalidInput` unless one of the two is
-        given.
+        Return False if the task is running, has ended or is unknown, or if its attempt was delivered before: what was
+        released or redriven comes back at once. Raises `InvalidInput` unless one of the two is given.
 
         >>> handle = await remind.using(delay=60).publish(17)
         >>> await handle.reschedule(delay=600)

@@ -25,6 +25,9 @@ if is_fresh(r) then q.fresh = q.fresh + 1 end
 if q.sorted then count_fresh(q, r) end
 schedule(q, r, id, body, at)
 put_down(q, id, r)
+local cold = read_cold(q, id)
+cold.t = {r.seq, at}
+write_cold(q, id, cold)
 if r.handed == 0 then release(q, r, id) end -- a task that was delivered keeps its ordering key until it ends
 note(q, 'rescheduled', id, r, 'scheduled', nil, nil, nil, at)
 save_all()

@@ -37,8 +37,10 @@ local function put_in_index(q, id, r, body)
   bytes = bytes + 2 * #body
   note_damage(q, id)
   if r.state == SCHEDULED then
-    local at = r.attempt == 1 and header_of(body).not_before -- the time of a retry is lost
-    call('ZADD', q.name .. '/d', type(at) == 'number' and text(at * 1000000) or text(now), due_member(r, id))
+    local at, moved = r.attempt == 1 and header_of(body).not_before, read_cold(q, id).t -- the time of a retry is lost
+    at = type(at) == 'number' and text(at * 1000000) or text(now)
+    if type(moved) == 'table' and moved[1] == r.seq and tonumber(moved[2]) then at = moved[2] end
+    call('ZADD', q.name .. '/d', at, due_member(r, id))
     index(q, '/d', ':due')
   elseif r.state == DEAD then
     call('ZADD', q.name .. '/dead', text(r.at), id)

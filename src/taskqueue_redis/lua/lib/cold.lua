@@ -1,5 +1,6 @@
--- Fields that few tasks have: history, retry tokens, and the reason and the deadline of a dead letter. They are packed
--- in one value per task.
+-- Fields that few tasks have: history (h), retry tokens (k), the reason (r) and the deadline (d) of a dead letter, and
+-- the time that a reschedule gave the task, after the sequence of the entry that it is for (t). They are packed in one
+-- value per task.
 local HISTORY = 20
 local TRACEBACKS = 3 -- number of the last failures that keep their tracebacks
 local TOKENS = 100 -- number of retry tokens that a task keeps: those of its last retries
