@@ -99,6 +99,27 @@ async def test_a_worker_that_cannot_end_attempts(caplog: pytest.LogCaptureFixtur
         assert (refused.socket.close_code, refused.passed_over[0]["code"]) == (1013, "timeouts")
 
 
+async def test_a_timeout_that_is_removed() -> None:
+    """U3: an old worker gets a queue back whose timeout was removed: it reconnects, and keeps its tasks."""
+    async with running(backend := MemoryBackend(), lease=3) as it:
+        await backend.control.configure("timed", QueueSettings(timeout=5))
+        await it.publish("running", key="plain")
+        await it.publish("a", key="timed")
+        async with it.worker("old", "timed", "plain", credit=5) as old:
+            (held,) = await old.deliveries(1)
+            settings = await backend.control.settings("timed")
+            changed = settings.model_copy(update={"timeout": None})
+            await backend.control.configure("timed", changed)
+            assert await old.closed() == 1012
+        holding = [held["receipt"]]
+        async with it.worker("old", "timed", "plain", credit=5, holding=holding) as old:
+            assert old.welcome["adopted"] == holding
+            (got,) = await old.deliveries(1)
+            assert got["task"]["id"] == "a"
+            await old.send("ack", receipts=[*holding, got["receipt"]])
+            assert await old.settled(2) == ([*holding, got["receipt"]], [])
+
+
 async def test_a_timeout_that_is_set_while_an_old_worker_is_connected() -> None:
     """U3: the delivery goes to another worker; the old one reconnects, keeps its tasks, and gets other queues."""
     async with running(backend := MemoryBackend()) as it:

@@ -43,11 +43,14 @@ from taskqueue_server.auth.origins import host_problem
 from taskqueue_server.context.server import ServerContext, read_each
 from taskqueue_server.problems import ProblemError, respond
 from taskqueue_server.routing.operations import unauthenticated
-from taskqueue_server.worker_socket.session import WorkerSession, report_connection
+from taskqueue_server.worker_socket.session import (
+    READ_AT_ONCE,
+    WorkerSession,
+    report_connection,
+)
 from taskqueue_server.worker_socket.websocket import ConnectionClosed, WebSocketChannel
 
 HELLO_SECONDS = 5.0
-_AT_ONCE = 20
 _SHOWN = 500
 """maximum number of characters of the list of queues in a message"""
 _NO_TIMEOUTS = (
@@ -244,6 +247,7 @@ class SocketAdmission:
                 subscription,
                 deliveries_changed=self._deliveries_changed,
                 access_revoked=access_revoked,
+                withheld=withheld,
                 on_closed=self._release_quota,
             )
             try:
@@ -274,7 +278,7 @@ class SocketAdmission:
             return []
         try:
             async with asyncio.timeout(HELLO_SECONDS):
-                found = await read_each(self._context.control.settings, hello.keys, _AT_ONCE)
+                found = await read_each(self._context.control.settings, hello.keys, READ_AT_ONCE)
         except (TimeoutError, BackendUnavailable):
             await self._refuse("try_later", "the store is unavailable", CLOSE_TRY_LATER)
             return None

@@ -30,7 +30,7 @@ from taskqueue_core.protocol.server_session import (
     WorkerLeft,
 )
 from taskqueue_core.tasks import Delivery
-from taskqueue_server.context.server import VERSION, ServerContext
+from taskqueue_server.context.server import VERSION, ServerContext, read_each
 from taskqueue_server.worker_socket.sender import DeliverySender
 from taskqueue_server.worker_socket.websocket import ConnectionClosed, WebSocketChannel
 
@@ -38,6 +38,8 @@ CLOSE_INTERNAL = 1011
 _ADOPT_SECONDS = 5.0
 _ADOPT_AT_LEAST = 16
 """minimum number of receipts per call, so that many small tasks need few calls"""
+READ_AT_ONCE = 20
+"""number of queues whose settings are read at once for a worker without the feature ``timeouts``"""
 _FLUSH_SECONDS = 2.0
 """seconds allowed for finishing the settlements that were in progress when the socket closed"""
 _log = logging.getLogger("taskqueue.server.socket")
@@ -82,12 +84,14 @@ class WorkerSession:
         *,
         deliveries_changed: asyncio.Event,
         access_revoked: asyncio.Event,
+        withheld: Sequence[str] = (),
         on_closed: Callable[[], None] = lambda: None,
     ) -> None:
         """Create a session that sets ``deliveries_changed`` when deliveries end.
 
-        The session ends when ``access_revoked`` is set. It calls ``on_closed`` when it stops serving the worker,
-        before it releases the worker's deliveries.
+        The session ends when ``access_revoked`` is set, and when one of the queues that are ``withheld`` from the
+        worker, which cannot end attempts at their timeouts, has no timeout any more. It calls ``on_closed`` when it
+        stops serving the worker, before it releases the worker's deliveries.
         """
         self._context = context
         self._channel = channel
@@ -95,6 +99,7 @@ class WorkerSession:
         self._subscription = subscription
         self._deliveries_changed = deliveries_changed
         self._access_revoked = access_revoked
+        self._withheld = withheld
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
         self._listening_since: float | None = None
@@ -179,6 +184,7 @@ class WorkerSession:
                 self._watch_pings(),
                 self._drain(),
                 self._deliver(),
+                self._watch_withheld(),
                 self._watch_revocations(),
                 self._watch_settlements(settling),
             )
@@ -276,6 +282,17 @@ class WorkerSession:
         if await self._sender.run():
             # The queue's timeout is new. The worker reconnects, and its next subscription is without the queue.
             return SessionEnd("timeouts", frames.CLOSE_RESTART, orderly=False)
+        return await wait_forever()
+
+    async def _watch_withheld(self) -> SessionEnd:
+        read = partial(read_each, self._context.control.settings, self._withheld, READ_AT_ONCE)
+        while self._withheld:
+            await asyncio.sleep(self._context.settings.lease / 3)
+            found = await self._outage.retry_until_available(read)
+            # The worker reconnects, and its next subscription is with the queue. It must be able to keep its tasks.
+            keeps = has(self._context.backend, Capability.HANDOVER) or not self._session.busy
+            if keeps and any(settings.timeout is None for settings in found):
+                return SessionEnd("timeouts", frames.CLOSE_RESTART, orderly=False)
         return await wait_forever()
 
     async def _watch_revocations(self) -> SessionEnd:
