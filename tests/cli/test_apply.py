@@ -30,6 +30,18 @@ def test_declarations_are_written(cli: Cli, store: Shared) -> None:
     assert "queues: 2, settings changed: 0" in cli("apply", SHOP).out
 
 
+def test_registries_that_contradict_each_other(cli: Cli, store: Shared) -> None:
+    """U3: ``apply`` and ``worker`` refuse different values for a shared queue alike, before they ask the store."""
+    for command in ("apply", "worker"):
+        refused = cli(command, "tests.cli.work:contradicting")
+        assert refused.code == 2
+        assert " ".join(refused.err.split()) == (
+            "error: the tasks 'shop.resize' and 'other.enlarge' share the queue 'shop.resize', but declare different "
+            "values of timeout: declare it at one of them, or the same value at both"
+        )
+    assert store.control._store.queues == {}
+
+
 def test_an_operator_keeps_and_gives_back(cli: Cli, store: Shared) -> None:
     """U4: what ``queue set`` has changed survives an apply, until it is given back; ``--prune`` resets the rest."""
     cli("apply", SHOP)

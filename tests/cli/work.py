@@ -22,6 +22,15 @@ def crop(image: str) -> None:
     """Do nothing."""
 
 
+other = Tasks(prefix="other.")
+contradicting = Worker(shop, other, url="http://127.0.0.1:1")
+
+
+@other.task(queue="shop.resize", timeout=60)
+def enlarge(image: str) -> None:
+    """Share a queue with a task of another registry, which declares another timeout."""
+
+
 @worker.task("double")
 def double(n: int) -> int:
     """Return twice the number."""
