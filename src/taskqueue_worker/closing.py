@@ -49,9 +49,11 @@ class Closing:
             self._hurry = None
             if cancelled := not task.done():
                 task.cancel()
-                await asyncio.wait([task], timeout=CLEANUP_SECONDS)
-            if not task.done():
-                _give_up(name, task)
+                try:
+                    await asyncio.wait([task], timeout=CLEANUP_SECONDS)
+                finally:
+                    if not task.done():
+                        _give_up(name, task)
             self.unfinished = None
         if not task.done():
             return
@@ -126,7 +128,8 @@ class OpenedLifespan:
                 raise failure
 
     def _cancel_owner(self) -> None:
-        if not self._asked and self._owner is not None:
+        # A second cancellation would cut short the release of the running tasks.
+        if not self._asked and self._owner is not None and not self._owner.cancelling():
             self._asked = True
             self._owner.cancel()
 

@@ -182,6 +182,41 @@ async def test_a_task_group_in_a_lifespan() -> None:
     assert not task.cancelling()
 
 
+async def test_the_end_of_the_program() -> None:
+    """U9: if all asyncio tasks are cancelled at once, as by the end of `asyncio.run`, handlers end first."""
+    events: list[str] = []
+    started = asyncio.Event()
+    tasks = Tasks()
+
+    @tasks.lifespan
+    async def lifespan() -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            events.append("closed")
+
+    @tasks.task
+    async def run() -> None:
+        started.set()
+        try:
+            await asyncio.sleep(PATIENCE)
+        finally:
+            await asyncio.sleep(0.01)
+            events.append("run has ended")
+
+    backend = MemoryBackend()
+    async with tasks.connect(Queue(backend)):
+        await run.publish()
+        before = asyncio.all_tasks()
+        serving = asyncio.create_task(LocalWorker(tasks, backend=backend).serve())
+        await started.wait()
+        for task in asyncio.all_tasks() - before:
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await serving
+    assert events == ["run has ended", "closed"]
+
+
 async def test_a_failure_to_open_leaves_nothing() -> None:
     """U9: attempts in which a dependency of a shared dependency is open, but not it itself, add nothing to close."""
     tasks = Tasks()
