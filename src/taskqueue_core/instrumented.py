@@ -291,6 +291,12 @@ class InstrumentedSchedules:
         self.delete = inner.delete
         self.due = inner.due
         self.signal = inner.signal
+        for name in (
+            "set_paused",
+            "run_schedule",
+        ):  # of `taskqueue_core.queue_schedules.ServedSchedules`
+            if hasattr(inner, name):
+                setattr(self, name, getattr(inner, name))
 
     async def fire(self, *fires: Fire) -> tuple[Fired, ...]:
         done = await self._inner.fire(*fires)

@@ -41,7 +41,7 @@ from taskqueue_core.schedules import (
 )
 from taskqueue_core.tasks import Confirmation, Published
 
-__all__ = ["QueueSchedules", "RunsSchedules"]
+__all__ = ["QueueSchedules", "ServedSchedules"]
 
 _TRIES = 10
 _PAUSE = RetryPolicy(base=0.01, cap=0.05, jitter=1)
@@ -50,8 +50,11 @@ _BATCH = 100
 
 
 @runtime_checkable
-class RunsSchedules(Protocol):
-    """Schedules that publish the tasks of instants themselves, as those of a server do. Not part of the contract."""
+class ServedSchedules(Protocol):
+    """Schedules of a server, which pauses them and publishes their tasks itself. Not part of the contract."""
+
+    async def set_paused(self, name: str, *, paused: bool) -> StoredSchedule:
+        """Pause or resume a schedule."""
 
     async def run_schedule(
         self, name: str, since: float | None, until: float | None, overlap: Overlap | None
@@ -143,8 +146,10 @@ class QueueSchedules:
 
     def demand(self, schedule: Schedule) -> None:
         """Raise `CapabilityMissing`, which names the field, if the backend cannot publish the tasks of a schedule."""
-        schedules_of(self._backend)
+        store = self._store
         check_overlap(schedule.overlap, schedule.task)
+        if isinstance(store, ServedSchedules):
+            return  # the server knows what its backend can do
         needed = [] if schedule.overlap == "allow" else [(Capability.UNIQUE, "overlap")]
         if schedule.overlap == "wait":
             needed.append((Capability.ORDERING_KEYS, "overlap"))
@@ -184,6 +189,9 @@ class QueueSchedules:
         return await self._set_paused(name, paused=False)
 
     async def _set_paused(self, name: str, *, paused: bool) -> ScheduleStatus:
+        check_name("name", name)
+        if isinstance(store := self._store, ServedSchedules):
+            return ScheduleStatus.of(await store.set_paused(name, paused=paused))
         attempt = 0
         while True:
             attempt += 1
@@ -254,7 +262,7 @@ class QueueSchedules:
     ) -> tuple[Confirmation, ...]:
         """Do what `backfill` does, or without ``since`` and ``until`` what `trigger` does; return all confirmations."""
         check_name("name", name)
-        if isinstance(store := self._store, RunsSchedules):
+        if isinstance(store := self._store, ServedSchedules):
             return await store.run_schedule(name, since, until, overlap)
         found = await self._known(name)
         schedule = Spec.decode(found.spec).schedule

@@ -17,6 +17,7 @@ from taskqueue_remote.client import HttpClient
 from taskqueue_remote.control import RemoteControl
 from taskqueue_remote.dead_letters import RemoteDeadLetters
 from taskqueue_remote.publisher import RemotePublisher
+from taskqueue_remote.schedules import RemoteSchedules
 
 _HEALTH_TIMEOUT = 5.0
 
@@ -39,6 +40,7 @@ class RemoteBackend:
                 Capability.FLOOR_SHARE,
                 Capability.FAN_OUT,
                 Capability.UNIQUE,
+                Capability.SCHEDULES,
             }
         ),
         shared=True,
@@ -62,6 +64,7 @@ class RemoteBackend:
         self.publisher = RemotePublisher(self._client)
         self.control = RemoteControl(self._client)
         self.dead_letters = RemoteDeadLetters(self._client)
+        self.schedules = RemoteSchedules(self._client)
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> NoReturn:  # noqa: ARG002 - the signature of `Backend`
         """Raise `CapabilityMissing`, because this backend has no subscriptions."""

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from playwright.async_api import Browser
 
-from taskqueue_core.capabilities import Order, QueueSettings, control_of
+from taskqueue_core import Cron, Every, Schedule, TaskTemplate
+from taskqueue_core.capabilities import Fire, Order, QueueSettings, Skip, control_of, schedules_of
 from taskqueue_core.queue import Queue
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_worker import Worker
@@ -39,6 +40,8 @@ _PER_SECOND = {
 _PAGES = {
     "overview": "/",
     "workers": "/workers",
+    "schedules": "/schedules",
+    "schedule": "/schedules/report.weekdays",
     "queue": "/queues/thumbnail",
     "dead": "/queues/thumbnail/dead",
     "task": "/find?q=broken-1",
@@ -52,6 +55,30 @@ async def _publish(queue: Queue, key: str, per_second: float) -> None:
         await asyncio.sleep(random.expovariate(per_second))
         tenant = random.choice(("acme", "globex", "initech"))
         await queue.publish(key, 0, tenant=tenant)
+
+
+async def _schedule(queue: Queue) -> None:
+    mail = TaskTemplate.of("send-email", {"to": "ada"})
+    weekdays = Cron("0 9 * * MON-FRI", "Europe/Berlin")
+    for schedule in (
+        Schedule("report.weekdays", weekdays, mail, jitter=30),
+        Schedule("sweep", Every(900), TaskTemplate.of("thumbnail", 0)),
+        Schedule("nightly", Cron("@daily"), TaskTemplate.of("nightly-report"), paused=True),
+    ):
+        await queue.schedules.put(schedule)
+    (stored,) = await schedules_of(queue.backend).list(after="nightly", limit=1)
+    skipped = (Skip(1_792_000_000.0, "missed", 3), Skip(1_793_000_000.0, "refused"))
+    at = stored.next_at
+    fire = Fire(
+        key=stored.key,
+        name=stored.name,
+        version=stored.version,
+        planned_for=at,
+        next_at=at,
+        skipped=skipped,
+    )
+    await schedules_of(queue.backend).fire(fire)
+    await queue.schedules.trigger("report.weekdays")
 
 
 def _workers(url: str) -> list[Worker]:
@@ -97,6 +124,7 @@ async def _main(folder: Path, *, every: bool) -> None:
         tasks += [asyncio.create_task(_publish(queue, *one)) for one in _PER_SECOND.items()]
         for number in (1, 2, 3):
             await queue.publish("thumbnail", number, id=f"broken-{number}", tenant="acme")
+        await _schedule(queue)
         watching = await browser.new_page(base_url=it.server.url)
         await watching.goto("/")
         await asyncio.sleep(_SECONDS)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import httpx2
 import pytest
 
+from taskqueue_core import Every, Schedule, TaskTemplate
 from taskqueue_core.hooks import Identity
 from taskqueue_server import dashboard
 from taskqueue_server.routing.operations import Scope
@@ -89,6 +90,8 @@ async def test_some_queues_only(it: Running, signed_in: httpx2.AsyncClient) -> N
     """Security 2: a token for key A sees nothing of key B on any page: no name, no worker and no count."""
     await it.publish("one", key="alpha")
     await it.publish("one", "secret-id", key="bravo")
+    secret = Schedule("of-bravo", Every(60), TaskTemplate.of("bravo"))
+    await it.context.queue.schedules.put(secret)
     subscriptions = [
         it.context.backend.subscribe([key], f"works-{key}") for key in ("alpha", "bravo")
     ]
@@ -96,6 +99,7 @@ async def test_some_queues_only(it: Running, signed_in: httpx2.AsyncClient) -> N
     for page in (
         "/",
         "/workers",
+        "/schedules",
         "/queues/alpha",
         "/find?q=one",
         "/find?q=secret-id",
@@ -112,7 +116,7 @@ async def test_some_queues_only(it: Running, signed_in: httpx2.AsyncClient) -> N
     for method, path in (
         ("GET", "/queues/bravo"), ("GET", "/queues/bravo/dead"), ("GET", "/tasks/bravo/one"),
         ("POST", "/queues/bravo/pause"), ("POST", "/queues/bravo/purge"), ("POST", "/tasks/bravo/one"),
-        ("POST", "/queues/bravo/delete"),
+        ("POST", "/queues/bravo/delete"), ("GET", "/schedules/of-bravo"), ("POST", "/schedules/of-bravo"),
         ("POST", "/queues/bravo/settings"), ("POST", "/queues/bravo/dead"),
         ("GET", "/live?view=queue&key=bravo"), ("GET", "/live?view=task&key=bravo&id=one"),
     ):  # fmt: skip

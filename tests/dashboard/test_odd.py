@@ -14,7 +14,7 @@ from taskqueue_core.hooks import Identity
 from taskqueue_core.tasks import Ledger
 from taskqueue_server.dashboard import StatsPoller, pages, poller, stream
 from taskqueue_server.dashboard.snapshot import LISTED, History
-from taskqueue_server.dashboard.tasks import _pretty
+from taskqueue_server.dashboard.tasks import pretty
 from taskqueue_server.dashboard.views import DashboardView
 from tests.dashboard.support import ADMIN, PAGE, Gate, raw_ledger
 from tests.dashboard.test_forms import bury
@@ -46,9 +46,9 @@ async def test_pages_do_not_change_under_the_server(
 )
 async def test_odd_payloads(it: Running, client: httpx2.AsyncClient, odd: bytes) -> None:
     """Security 25: no payload or error text breaks a page."""
-    assert _pretty(b"no json") == ("no json", 0)
-    assert _pretty(b"[" * 3000) == ("[" * 3000, 0)
-    assert _pretty(b"\xff") == ("\ufffd", 0)
+    assert pretty(b"no json") == ("no json", 0)
+    assert pretty(b"[" * 3000) == ("[" * 3000, 0)
+    assert pretty(b"\xff") == ("\ufffd", 0)
     await it.publish("one", payload=odd)
     subscription = it.context.backend.subscribe(["k"], "worker-1")
     (delivery,) = (await subscription.receive(1, 1)).deliveries

@@ -11,6 +11,7 @@ import httpx2
 import pytest
 from msgspec import structs
 
+from taskqueue_core import Every, Schedule, TaskTemplate
 from taskqueue_core.capabilities import control_of
 from taskqueue_core.tasks import Task
 from taskqueue_server import dashboard
@@ -40,11 +41,18 @@ async def fill(it: Running) -> None:
     await publisher.schedule_retry(retried, 4e9, error=HOSTILE, traceback=f"at {HOSTILE}")
     await it.context.control.cancel("k", "gone")
     await it.publish("later", key="later", not_before=4e9)
+    template = TaskTemplate.of("k", HOSTILE, headers={"h": HOSTILE})
+    await it.context.queue.schedules.put(Schedule("k", Every(60), template))
+    await it.context.queue.schedules.trigger("k")
 
 
 PAGES = (
     "/",
     "/workers",
+    "/schedules",
+    "/schedules?after=x",
+    "/schedules/k",
+    "/schedules/unknown",
     "/queues/k",
     "/queues/%3Cimg%3Dx%3E",
     "/queues/k/dead",

@@ -12,7 +12,7 @@ import pytest
 from starlette.routing import Route, WebSocketRoute
 from websockets.exceptions import ConnectionClosed
 
-from taskqueue_core.capabilities import control_of
+from taskqueue_core.capabilities import StoredSchedule, control_of
 from taskqueue_core.hooks import INTERNAL_QUEUES
 from taskqueue_core.tasks import Health, Settled, State
 from taskqueue_dispatch.names import CALLBACKS
@@ -58,6 +58,8 @@ LISTS = {
     "GET /metrics",
     "GET /",
     "GET /workers",
+    "GET /v1/schedules",
+    "GET /schedules",
     "GET /live",
     "GET /find",
 }
@@ -68,6 +70,19 @@ BODIES: dict[str, Any] = {
     "POST /v1/retries": {"task": {"key": "a", "id": "x"}, "delay": 1},
 }
 """Operations whose key is in the request body."""
+SCHEDULE: Any = {"when": {"type": "every", "seconds": 60}, "call": {"key": "a"}}
+OF_SCHEDULES = {
+    "GET /v1/schedules/{name}",
+    "PUT /v1/schedules/{name}",
+    "DELETE /v1/schedules/{name}",
+    "POST /v1/schedules/{name}/pause",
+    "POST /v1/schedules/{name}/resume",
+    "GET /v1/schedules/{name}/next",
+    "POST /v1/schedules/{name}/run",
+    "GET /schedules/{name}",
+    "POST /schedules/{name}",
+}
+"""Operations that need a right for the queue of the schedule."""
 WRONG = "tq_wrong"
 
 
@@ -78,9 +93,11 @@ def name(one: Operation) -> str:
 
 async def ask(client: httpx2.AsyncClient, one: Operation, token: str | None) -> httpx2.Response:
     """Call an operation with the key ``a``."""
-    path = one.path.replace("{key}", "a").replace("{id}", "x")
+    path = one.path.replace("{key}", "a").replace("{id}", "x").replace("{name}", "s")
     headers = {"content-type": one.media_type, "accept": "application/json"}
     body = BODIES.get(name(one), one.example or {})
+    if name(one) == "PUT /v1/schedules/{name}":
+        body = {"schedule": SCHEDULE}
     return await client.request(
         one.method,
         path,
@@ -117,7 +134,9 @@ def test_what_is_public() -> None:
     An operation that checks the key itself is a filtered list, or has the key in its body.
     """
     assert {name(one) for one in EVERYTHING if not one.verbs} == PUBLIC
-    assert {name(one) for one in GUARDED if one.scope is Scope.HANDLER} == LISTS | {*BODIES}
+    assert {name(one) for one in GUARDED if one.scope is Scope.HANDLER} == (
+        LISTS | {*BODIES} | OF_SCHEDULES
+    )
     for one in GUARDED:
         assert set(one.verbs) <= set(ALL)
         assert ("{key}" in one.path) == (one.scope is Scope.PATH), name(one)
@@ -129,12 +148,15 @@ async def test_every_operation(tmp_path: Path) -> None:
     rows += [entry(f"only {verb}", verbs=[verb]) for verb in ALL]
     path = write(tmp_path / "tokens.toml", *rows)
     async with running(tokens_file=path) as it, http(it) as client:
+        schedules = it.backend.schedules  # type: ignore[attr-defined] # memory
+        stored = StoredSchedule(key="a", name="s", spec=b"{}")
+        await schedules.put(stored)
         for one in GUARDED:
             for stranger in (None, WRONG):
                 denied(await ask(client, one, stranger), 401)
             for verb in set(ALL) - set(one.verbs):
                 denied(await ask(client, one, f"only {verb}"), 403)
-            if one.scope is Scope.PATH or name(one) in BODIES:
+            if one.scope is Scope.PATH or name(one) in {*BODIES, *OF_SCHEDULES}:
                 others = await ask(client, one, B)
                 if name(one) == "POST /v1/tasks/batch":
                     assert others.json()["code"] == "forbidden"
@@ -144,6 +166,7 @@ async def test_every_operation(tmp_path: Path) -> None:
                 denied(await ask(client, one, A), 403)
         assert await it.backend.control.queues() == ()  # type: ignore[attr-defined]
         for one in GUARDED:
+            await schedules.put(stored)
             if name(one) != "GET /live":  # the response of an event stream never ends
                 token = ADMIN if one.scope is Scope.SERVER else A
                 answer = await ask(client, one, token)
@@ -161,6 +184,8 @@ async def test_lists_leave_out_what_is_anothers(tmp_path: Path) -> None:
     ):
         await it.publish("t1", key="a")
         await it.publish("t2", key="canary")
+        stored = StoredSchedule(key="canary", name="of-canary", spec=b"{}")
+        await it.backend.schedules.put(stored)  # type: ignore[attr-defined] # memory
         for one in GUARDED:
             if name(one) in LISTS - {"GET /live"}:
                 query = "?q=canary" if one.path == "/find" else ""

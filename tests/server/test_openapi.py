@@ -27,11 +27,15 @@ BODIES: dict[str, Any] = {
     "/v1/tasks/batch": {"key": "k", "id": "c"},
     "/v1/retries": {"task": {"key": "k", "id": "c"}, "delay": 1},
     "/v1/queues/{key}/settings": {},
+    "/v1/schedules/{name}": {
+        "schedule": {"when": {"type": "every", "seconds": 60}, "call": {"key": "k"}}
+    },
+    "/v1/schedules/{name}/run": {},
 }
 ODD_NAMES = ["a%20b", "x" * 201, "%00", "-a", "{k}"]
 ODD_TEXTS = ["", "x", "-1", "1.5", "9" * 30, "%ff"]
 ODD_VALUES = [None, True, -1, 0.5, 2**63, 1e300, "", "\0", "x" * 201, [], ["a b"], {"a": 1}]
-_NAMES = {"key": "k", "id": "a"}
+_NAMES = {"key": "k", "id": "a", "name": "s"}
 
 
 def refs(node: Any) -> set[str]:
@@ -98,6 +102,7 @@ async def ask(api: httpx2.AsyncClient, operation: Any, url: str, body: Any) -> h
 async def test_it_is_true(api: httpx2.AsyncClient, backend: MemoryBackend, operation: Any) -> None:
     """Faults K2 to K4: responses to valid requests and to odd values in each place agree with the document."""
     await bury(backend, "a", "b")
+    await api.put("/v1/schedules/s", json=BODIES["/v1/schedules/{name}"])
     proper = BODIES.get(operation.path, {"ids": ["a"]})
     plain = url = operation.path.format(**_NAMES)
     needed = {"/v1/queues/{key}/purge": "confirm=k"}

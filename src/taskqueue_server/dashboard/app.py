@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.responses import Response
 from starlette.routing import Route
 
-from taskqueue_server.dashboard import dead_letters, login, queues, tasks
+from taskqueue_server.dashboard import dead_letters, login, queues, schedules, tasks
 from taskqueue_server.dashboard.pages import add_templates, as_pages, poller_of, static
 from taskqueue_server.dashboard.snapshot import LISTED
 from taskqueue_server.dashboard.stream import live
@@ -43,6 +43,9 @@ def _operation(method: str, path: str, handler: Handler, verb: str | None = "adm
 OPERATIONS = (
     _operation("GET", "/", overview),
     _operation("GET", "/workers", workers),
+    _operation("GET", "/schedules", schedules.schedules),
+    _operation("GET", "/schedules/{name}", schedules.schedule),
+    _operation("POST", "/schedules/{name}", schedules.act),
     _operation("GET", "/live", live),
     _operation("GET", "/find", tasks.find),
     _operation("GET", "/queues/{key}", queues.queue),

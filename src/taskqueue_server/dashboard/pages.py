@@ -70,6 +70,10 @@ NOTICES: Mapping[str, str] = {
     "not-dead": "No change: the task is no longer a dead letter.",
     "nothing": "No change: no task was selected, or the selected tasks are no longer dead letters.",
     "more": "Done: {n}. More dead letters match: repeat the action to continue.",
+    "schedule-paused": "Paused. The schedule publishes no tasks until it is resumed.",
+    "schedule-resumed": "Resumed. The schedule continues with its next instant.",
+    "schedule-run": "Published: the task waits in its queue.",
+    "schedule-overlap": "No change: an earlier task of this schedule has not ended.",
     "signed-out": "Signed out.",
 }
 """messages shown after an action; the URL contains only a name and a number, so that a link cannot inject text"""

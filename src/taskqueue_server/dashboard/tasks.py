@@ -59,9 +59,9 @@ async def _page(
         404 if statuses is None else status,
         task=statuses,
         steps=_steps(statuses),
-        result=_pretty(result),
+        result=pretty(result),
         dead_letter=dead_letter,
-        payload=_pretty(dead_letter.task.payload) if dead_letter else None,
+        payload=pretty(dead_letter.task.payload) if dead_letter else None,
         error=error,
     )
 
@@ -83,7 +83,7 @@ def _steps(status: TaskStatus | None) -> list[tuple[str, str]]:
     ]
 
 
-def _pretty(text: bytes | None) -> tuple[str, int] | None:
+def pretty(text: bytes | None) -> tuple[str, int] | None:
     """Return formatted and truncated JSON, and the number of characters cut off; ``None`` for no text."""
     if text is None:
         return None

@@ -24,6 +24,7 @@ Lists are paginated: repeat the request with `next` as `after` until the respons
 _TAGS = {
     "tasks": "Publish, look up, wait for, cancel and retry tasks.",
     "queues": "Statistics, settings and ledgers of queues; pause, resume and purge them.",
+    "schedules": "Tasks that the store publishes at given times.",
     "dead letters": "Tasks that were given up: list, redrive or discard them.",
     "workers": "Workers with an open subscription.",
     "migration": "Moving from one backend to another without downtime.",
@@ -246,9 +247,14 @@ def _parameter(where: str, result: Query) -> dict[str, Any]:
 
 
 def _in_path(name: str, converter: str) -> dict[str, Any]:
-    names = {"key": "the queue's key", "id": "the task's id", "job_id": "the job's id"}
+    names = {
+        "key": "the queue's key",
+        "id": "the task's id",
+        "job_id": "the job's id",
+        "name": "the schedule's name",
+    }
     text = names.get(name, f"the {name}")
-    example = {"key": "emails", "id": "order-4711"}.get(name, name)
+    example = {"key": "emails", "id": "order-4711", "name": "digest"}.get(name, name)
     return {
         "name": name,
         "in": "path",
