@@ -131,6 +131,10 @@ class _Specs:
         """Observe tasks that ended because their deadline had passed."""
 
     @hookspec
+    def schedule_skipped(self, key: str, name: str, reason: str, count: int) -> None:
+        """Observe ``count`` instants of a schedule of the queue ``key`` for which this process published no task."""
+
+    @hookspec
     def unclaimed(self, keys: Sequence[str]) -> None:
         """Observe queues that have waiting tasks but no subscription, after a maintenance pass that found them."""
 

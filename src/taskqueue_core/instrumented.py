@@ -6,6 +6,7 @@ and passed on.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import cast
 
@@ -16,6 +17,7 @@ from taskqueue_core.authoring.helpers import (
     reject_ordering_keys,
     reject_unique_keys,
 )
+from taskqueue_core.authoring.schedule_steps import result_of
 from taskqueue_core.backend import Backend, Capabilities, Capability, Publisher, Subscription
 from taskqueue_core.capabilities import (
     Control,
@@ -38,6 +40,7 @@ from taskqueue_core.capabilities import (
     Schedules,
     SlotPool,
 )
+from taskqueue_core.capabilities.schedules import OVERLAP
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.hooks import Hooks
 from taskqueue_core.retry import Bury
@@ -280,7 +283,7 @@ def _tasks(deliveries: Sequence[Delivery]) -> list[Task]:
 
 
 class InstrumentedSchedules:
-    """A ``schedules`` that fires the hook of published tasks."""
+    """A ``schedules`` that fires the hooks of published tasks and of skipped instants."""
 
     def __init__(self, inner: Schedules, hooks: Hooks) -> None:
         self._inner = inner
@@ -301,10 +304,24 @@ class InstrumentedSchedules:
     async def fire(self, *fires: Fire) -> tuple[Fired, ...]:
         done = await self._inner.fire(*fires)
         for fire, fired in zip(fires, done, strict=True):
+            for reason, count in _skipped(fire, fired).items():
+                names = {"key": fire.key, "name": fire.name}
+                self._hooks.fire("schedule_skipped", **names, reason=reason, count=count)
             if fired.confirmations:
                 tasks = [run.task for run in fire.runs[: len(fired.confirmations)]]
                 self._hooks.fire("published", tasks=tasks, confirmations=fired.confirmations)
         return done
+
+
+def _skipped(fire: Fire, fired: Fired) -> Counter[str]:
+    """Return for how many instants a step published no task, by reason."""
+    results = [result_of(confirmation) for confirmation in fired.confirmations]
+    unchanged = fired.stale or (results and results[0] is None)
+    if unchanged or fire.planned_for is None:
+        return Counter()
+    found = Counter({skip.reason: skip.count for skip in fire.skipped})
+    found.update(result for result in results if result in (OVERLAP, Refusal.NOT_UNIQUE))
+    return found
 
 
 class InstrumentedControl:

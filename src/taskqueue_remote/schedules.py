@@ -177,7 +177,7 @@ class RemoteSchedules:
 
     async def due(self, limit: int) -> Due:  # noqa: ARG002 - the signature of `Schedules`
         """Return nothing, because the server fires the schedules."""
-        return Due()
+        return Due(now=self._client.clock.now())
 
     async def fire(self, *fires: Fire) -> NoReturn:  # noqa: ARG002 - the signature of `Schedules`
         """Raise `CapabilityMissing`, because the server fires the schedules."""

@@ -159,7 +159,7 @@ async def test_a_trigger_publishes_now(queue: Queue, clock: ManualClock) -> None
     assert (third.status, third.task_id) == (Published.ACCEPTED, "digest.2026-06-01T12:00:01.234Z")
     found = await stored(queue)
     assert found.next_at == NOON + 3600
-    assert [each.result for each in found.recent] == ["accepted", "duplicate", "accepted"]
+    assert [each.result for each in found.recent] == ["accepted", "overlap", "accepted"]
     await queue.backend.control.configure("mail", QueueSettings(capacity=1))  # type: ignore[attr-defined] # memory
     await clock.advance(1)
     with pytest.raises(QueueFull):

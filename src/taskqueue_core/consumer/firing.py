@@ -8,7 +8,15 @@ import random
 from typing import NoReturn
 
 from taskqueue_core.backend import Backend
-from taskqueue_core.capabilities import Fire, Run, Schedules, Skip, StoredSchedule, schedules_of
+from taskqueue_core.capabilities import (
+    Due,
+    Fire,
+    Run,
+    Schedules,
+    Skip,
+    StoredSchedule,
+    schedules_of,
+)
 from taskqueue_core.consumer.outage import OUTAGE_BACKOFF, log_fields
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.schedules import Spec, plan, scheduled_task
@@ -53,9 +61,8 @@ async def fire_schedules(backend: Backend) -> NoReturn:
 
 async def _fire_due(backend: Backend, schedules: Schedules, reported: set[str]) -> float:
     """Fire schedules that are due; return the seconds to wait until the next one is, or 0 if there are more."""
-    due = await schedules.due(_AT_ONCE)
+    due = await fire_due(schedules, reported)
     if due.schedules:
-        await schedules.fire(*(_planned(one, due.now, reported) for one in due.schedules))
         return 0.0
     if due.next_at is None:
         return _POLL_SECONDS
@@ -63,6 +70,14 @@ async def _fire_due(backend: Backend, schedules: Schedules, reported: set[str]) 
     if backend.capabilities.shared:
         pause += random.uniform(0, _SPREAD_SECONDS)  # noqa: S311 - the random time only spreads the load
     return min(max(pause, 0.001), _POLL_SECONDS)
+
+
+async def fire_due(schedules: Schedules, reported: set[str]) -> Due:
+    """Fire schedules that are due, and return them with the time of the next one. ``reported``: names in the log."""
+    due = await schedules.due(_AT_ONCE)
+    if due.schedules:
+        await schedules.fire(*(_planned(one, due.now, reported) for one in due.schedules))
+    return due
 
 
 def _planned(stored: StoredSchedule, now: float, reported: set[str]) -> Fire:

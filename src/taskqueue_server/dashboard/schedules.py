@@ -6,10 +6,11 @@ from starlette.responses import Response
 
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import Outcome, has
+from taskqueue_core.capabilities.schedules import OVERLAP
 from taskqueue_core.errors import InvalidInput, QueueFull, TaskQueueError
 from taskqueue_core.schedule_status import ScheduleStatus
 from taskqueue_core.schedules import Cron
-from taskqueue_core.tasks import Published
+from taskqueue_core.tasks import Published, Refusal
 from taskqueue_server.api.schedules import known, visible
 from taskqueue_server.dashboard import formatting
 from taskqueue_server.dashboard.pages import path, render, see_other
@@ -24,8 +25,9 @@ _SKIPPED = {
     "missed": "no server or worker ran",
     "too_many": "too many instants were missed",
     "refused": "the queue refused the task",
-    "overlap": "an earlier task had not ended",
-    Published.DUPLICATE: "an earlier task had not ended, or the task was published before",
+    OVERLAP: "an earlier task had not ended",
+    Refusal.NOT_UNIQUE: "an earlier task had not ended",
+    Published.DUPLICATE: "its task was published before",
     Published.CONFLICT: "its id belongs to another task",
 }
 """why no new task was published, by the result of an instant"""

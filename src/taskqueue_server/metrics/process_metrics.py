@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from taskqueue_core.capabilities import Maintained
 from taskqueue_core.hooks import hookimpl
 from taskqueue_core.retry import Bury
+from taskqueue_core.schedules import SkipReason
 from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Settled
 
 OTHER = "(other)"
@@ -35,6 +36,7 @@ _ACCEPTED, _DUPLICATE, _REPLACED, _OK, _STALE = (
     Settled.LEASE_LOST,
 )
 _REFUSED = {*Refusal, "conflict"}
+_SKIPPED = {*SkipReason, Refusal.NOT_UNIQUE}
 
 
 class _Tally:
@@ -125,6 +127,11 @@ class ProcessMetrics:
             "taskqueue_settled", "Deliveries that ended, by outcome.", "outcome"
         )
         self._outcomes: Counts[str] = Counts()
+        self._skipped = counter(
+            "taskqueue_schedule_skipped",
+            "Instants of schedules for which no task was published, by reason.",
+            "reason",
+        )
         self._passes = counter(
             "taskqueue_housekeeping_passes", "Maintenance runs, by result.", "result"
         )
@@ -174,6 +181,11 @@ class ProcessMetrics:
                 _known(confirmation.code, _REFUSED) if status is Published.REFUSED else "conflict"
             )
             self._refused.labels(code).inc()
+
+    @hookimpl
+    def schedule_skipped(self, reason: str, count: int) -> None:
+        """Count instants of a schedule for which this process published no task."""
+        self._skipped.labels(_known(reason, _SKIPPED)).inc(count)
 
     @hookimpl
     def delivered(self, deliveries: Sequence[Delivery]) -> None:

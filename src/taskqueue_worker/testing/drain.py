@@ -10,8 +10,9 @@ import msgspec
 
 from taskqueue_core.application.arguments import InvalidPayload
 from taskqueue_core.application.errors import TaskFailed
-from taskqueue_core.capabilities import Control, DeadLetters
+from taskqueue_core.capabilities import Control, DeadLetters, Schedules
 from taskqueue_core.clock import ManualClock
+from taskqueue_core.consumer.firing import fire_due
 from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, RetryLater, Snoozed, Success
 from taskqueue_core.tasks import Delivery, Expired, Task
 from taskqueue_worker.batch_buffer import AnyDelivery
@@ -47,6 +48,7 @@ class Drain:
         self,
         clock: ManualClock,
         deadlines: Sequence[float],
+        schedules: Schedules,
         *,
         names: frozenset[str],
         until: float | None = None,
@@ -69,6 +71,7 @@ class Drain:
         """the waits of handlers for the ends of other tasks"""
         self._clock = clock
         self._deadlines = deadlines
+        self._schedules = schedules
         self._until = until
         self._deliver_twice = deliver_twice
         self._limit = limit
@@ -165,11 +168,14 @@ class Drain:
         now = self._clock.now()
         if self._until is None or now >= self._until:
             return False
-        times = [self._until, due_at, *self._deadlines]
+        fires_at = (await self._schedules.due(1)).next_at
+        times = [self._until, due_at, fires_at, *self._deadlines]
         await self._clock.advance_to(min(time for time in times if time is not None and time > now))
         self.notify()
         self._started = 0  # the limit is that of one moment
         self.note_expired((await control.maintain()).expired)
+        while (await fire_due(self._schedules, set())).schedules:
+            pass
         return True
 
     def _note(self, delivery: Delivery, end: End, error: BaseException | None = None) -> None:

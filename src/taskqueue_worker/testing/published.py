@@ -16,6 +16,7 @@ from taskqueue_core.application.handles import Handle
 from taskqueue_core.application.task_function import TASK_HEADER, TaskFunction
 from taskqueue_core.backend import Publisher
 from taskqueue_core.capabilities import RoomSignals
+from taskqueue_core.hooks import hookimpl
 from taskqueue_core.policy_model import nearest_first
 from taskqueue_core.queue import Queue
 from taskqueue_core.tasks import Confirmation, Published, Task
@@ -47,7 +48,7 @@ class PublishedTask(msgspec.Struct, Generic[R], frozen=True, kw_only=True):
 
 
 class RecordingPublisher:
-    """A publisher that records the tasks that the store accepted."""
+    """A publisher that records, as a plugin, the tasks that the store accepted."""
 
     def __init__(
         self,
@@ -71,22 +72,24 @@ class RecordingPublisher:
         """the deadlines of those that have one"""
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
-        """Publish tasks, and record those that were accepted."""
+        """Publish tasks."""
         await self._before()
         with (
             self._lock
         ):  # a test may publish from several threads, and the store is not thread-safe
             confirmations = finish(self._inner.publish(*tasks))
-        accepted = [
-            task
-            for task, confirmation in zip(tasks, confirmations, strict=True)
-            if confirmation.status is Published.ACCEPTED
-        ]
-        self.accepted += accepted
-        self.deadlines += [task.deadline for task in accepted if task.deadline is not None]
-        if accepted:
+        if any(confirmation.status is Published.ACCEPTED for confirmation in confirmations):
             await self._after()
         return confirmations
+
+    @hookimpl
+    def published(self, tasks: Sequence[Task], confirmations: Sequence[Confirmation]) -> None:
+        """Record tasks that were accepted, from a publish or from a schedule."""
+        for task, confirmation in zip(tasks, confirmations, strict=True):
+            if confirmation.status is Published.ACCEPTED:
+                self.accepted.append(task)
+                if task.deadline is not None:
+                    self.deadlines.append(task.deadline)
 
 
 def published_of(

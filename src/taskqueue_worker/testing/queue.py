@@ -15,6 +15,7 @@ from taskqueue_core.application.errors import NotConnected
 from taskqueue_core.application.handler_scope import HANDLER_SCOPE
 from taskqueue_core.application.registry import Tasks
 from taskqueue_core.application.task_function import TaskFunction
+from taskqueue_core.capabilities import schedules_of
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import ConfigurationError, TaskQueueError
 from taskqueue_core.hooks import Hooks
@@ -100,9 +101,10 @@ class TestQueue:
         self._running: tuple[DrainWorker, Drain] | None = None
 
     def __enter__(self) -> Self:
-        backend = InstrumentedBackend(load_backend("memory", clock=self._clock), Hooks())
+        backend = InstrumentedBackend(load_backend("memory", clock=self._clock), hooks := Hooks())
         publisher = RecordingPublisher(backend.publisher, self._before_publish, self._after_publish)
         backend.publisher = publisher
+        hooks.register(publisher)
         queue = Queue(backend)
         queue.ends = TestEnds(backend.control, self._calls, lambda: self._running is not None)
         with ExitStack() as stack:
@@ -168,8 +170,9 @@ class TestQueue:
     async def advance(self, seconds: float | timedelta) -> Drained:
         """Run the tasks that are due, and move the clock forward; run what falls due on the way, at its time.
 
-        ``seconds`` may be a timedelta. What falls due are delayed tasks and retries; tasks whose deadlines pass expire.
-        Raises what `drain` raises, where the limit is 10,000 runs at one moment, and `InvalidInput`.
+        ``seconds`` may be a timedelta. What falls due are delayed tasks and retries, and instants of schedules; tasks
+        whose deadlines pass expire. Raises what `drain` raises, where the limit is 10,000 runs at one moment, and
+        `InvalidInput`.
 
         >>> (await taskqueue.advance(24 * 3600)).count("shop.remind")
         1
@@ -280,7 +283,11 @@ class TestQueue:
             await self._running[1].ended.wait()
         await self._apply()
         drain = Drain(
-            self._clock, publisher.deadlines, names=frozenset(self._tasks.functions), **options
+            self._clock,
+            publisher.deadlines,
+            schedules_of(queue.backend),
+            names=frozenset(self._tasks.functions),
+            **options,
         )
         worker = DrainWorker(self._tasks, queue.backend, drain)
         self._running = worker, drain
@@ -307,8 +314,8 @@ class TestQueue:
         return self._mode == "inline" and HANDLER_SCOPE.get() is None
 
     async def _apply(self) -> None:
-        """Write the policies of the tasks into the store, unless that was done; a test may declare further tasks."""
-        number = len(self._tasks.functions)
+        """Apply the declarations, unless that was done; a test may declare further tasks and schedules."""
+        number = len(self._tasks.functions) + len(self._tasks.schedules)
         if number != self._applied:
             self._applied = number
             await self._tasks.apply()
