@@ -7,6 +7,7 @@ from datetime import date, datetime
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from taskqueue_core import (
     Cron,
@@ -18,12 +19,10 @@ from taskqueue_core import (
     TaskTemplate,
 )
 from taskqueue_core.application.errors import InvalidArguments
-from taskqueue_core.clock import ManualClock
+from taskqueue_core.backend import Capability
 from taskqueue_core.errors import CapabilityMissing, ConfigurationError, InvalidInput
-from taskqueue_core.recordstore import RecordBackend
 from taskqueue_core.schedules import scheduled_task
 from taskqueue_memory import MemoryBackend
-from tests.core.dict_store import DictStore, Disk
 
 MINUTE = Every(60)
 NOTHING: Any = None
@@ -251,9 +250,18 @@ def test_a_wrong_declaration_is_named_at_import(declare: Callable[[], Any], faul
         declare()
 
 
+class Without(MemoryBackend):
+    """A backend that keeps no schedules."""
+
+    capabilities = replace(
+        MemoryBackend.capabilities,
+        names=MemoryBackend.capabilities.names - {Capability.SCHEDULES},
+    )
+
+
 async def test_a_store_that_cannot_keep_schedules_is_not_changed() -> None:
     """U13: the capability is named before anything is written."""
-    queue = Queue(RecordBackend("dict", DictStore(Disk()), ManualClock(), durable=True))
+    queue = Queue(Without())
     with pytest.raises(CapabilityMissing, match="schedules"):
         await apply(shop(a=Every(60)), queue)
     assert await apply(shop(), queue, prune=True) == {}

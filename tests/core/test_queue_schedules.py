@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from taskqueue_core import Queue, Schedule, ScheduleStatus, TaskTemplate, connect_sync
+from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import Fire, Fired, QueueSettings, StoredSchedule, schedules_of
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import (
@@ -21,11 +22,9 @@ from taskqueue_core.errors import (
     SettingsConflict,
     UnknownKey,
 )
-from taskqueue_core.recordstore import RecordBackend
 from taskqueue_core.schedules import Cron, Every
 from taskqueue_core.tasks import Published
 from taskqueue_memory import MemoryBackend
-from tests.core.dict_store import DictStore, Disk
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp()
 MAIL = TaskTemplate.of("mail", {"to": "ada"}, expires_in=600)
@@ -239,9 +238,18 @@ async def test_a_damaged_schedule_is_shown_and_can_be_replaced(queue: Queue) -> 
     assert (await queue.schedules.put(hourly())).problem is None
 
 
+class Without(MemoryBackend):
+    """A backend that keeps no schedules."""
+
+    capabilities = replace(
+        MemoryBackend.capabilities,
+        names=MemoryBackend.capabilities.names - {Capability.SCHEDULES},
+    )
+
+
 async def test_a_backend_without_schedules_says_so() -> None:
     """U13: the capability is named, before anything is stored."""
-    queue = Queue(RecordBackend("dict", DictStore(Disk()), ManualClock(), durable=True))
+    queue = Queue(Without())
     for call in (queue.schedules.put(hourly()), queue.schedules.list(), queue.schedules.get("x")):
         with pytest.raises(CapabilityMissing, match="'schedules'"):
             await call

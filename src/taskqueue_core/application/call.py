@@ -107,6 +107,8 @@ class Call(Generic[R_co]):
         """
         options: dict[str, Any] = {**self.function.changes}
         options.pop("on", None)
+        if options.get("unique", 0) is None:
+            del options["unique"]  # the schedule has a unique key of its own
         for name in options:
             if name not in _OF_SCHEDULES:
                 raise InvalidInput(
