@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 CHECKS = {
     "ruff": ["ruff", "check", "."],
     "format": ["ruff", "format", "--check", "."],
-    "types": ["mypy", "--num-workers", "2"],
+    "types": ["mypy"],
     "imports": ["lint-imports"],
     "files": [sys.executable, "tools/check_files.py"],
     "public names": [sys.executable, "tools/check_public_names.py"],
