@@ -34,6 +34,7 @@ _REFUSED: dict[str | None, int] = {
     Refusal.TENANT_FULL: 429,
     Refusal.MOVED: 409,
     Refusal.NOT_UNIQUE: 409,
+    Refusal.BATCH_CLOSED: 409,
 }
 _NOT_NOW = 503
 """HTTP status for each `Refusal` code that is not in `_REFUSED`, for example if the intake is paused"""

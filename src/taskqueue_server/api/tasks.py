@@ -188,10 +188,10 @@ async def _retry(
 def _confirmed(confirmation: Confirmation) -> Response:
     if confirmation.status is not Published.REFUSED:
         return answer(ConfirmationOut.of(confirmation), _STATUS[confirmation.status])
-    headers = {}
-    if confirmation.code not in (Refusal.MOVED, Refusal.NOT_UNIQUE):
+    headers, refused = {}, refusal_status(confirmation.code)
+    if refused != _STATUS[Published.CONFLICT]:  # waiting does not help against a conflict
         headers["retry-after"] = retry_after(confirmation.retry_after)
-    return answer(ConfirmationOut.of(confirmation), refusal_status(confirmation.code), headers)
+    return answer(ConfirmationOut.of(confirmation), refused, headers)
 
 
 async def status(call: RequestContext) -> Response:
