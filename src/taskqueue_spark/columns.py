@@ -39,7 +39,7 @@ DAMAGED = "damaged"
 MISSING = "missing"
 Event: TypeAlias = Literal[
     "published", "released", "available", "delivered", "acked", "redelivered", "lost", "retried", "rescheduled",
-    "dead_lettered", "redriven", "discarded", "expired", "cancelled", "configured", "closed",
+    "replaced", "dead_lettered", "redriven", "discarded", "expired", "cancelled", "configured", "closed",
 ]  # fmt: skip
 After: TypeAlias = Literal[
     "",

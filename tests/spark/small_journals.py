@@ -20,7 +20,7 @@ Row = dict[str, Any]
 STATES = {
     "published": "waiting", "available": "waiting", "delivered": "in_flight", "acked": "done", "redelivered": "waiting",
     "lost": "waiting", "retried": "scheduled", "rescheduled": "scheduled", "dead_lettered": "dead",
-    "redriven": "waiting", "discarded": "discarded", "released": "waiting",
+    "redriven": "waiting", "replaced": "waiting", "discarded": "discarded", "released": "waiting",
     "expired": "expired", "cancelled": "cancelled", "configured": "", "damaged": "",
 }  # fmt: skip
 
@@ -47,7 +47,7 @@ class SmallJournal:
             "run": run, "shard": shard, "seq": self._seqs[run, shard], "ts": at(second),
             "event": event, "key": self.key, "task_id": task, "attempt": 1, "losses": 0,
             "priority": 5, "due_at": None if due is None else at(due),
-            "state": "scheduled" if event == "published" and due is not None else STATES[event],
+            "state": "scheduled" if event in {"published", "replaced"} and due is not None else STATES[event],
         }  # fmt: skip
         self.rows.append(row | fields)
 

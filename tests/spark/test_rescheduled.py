@@ -23,3 +23,19 @@ def test_rescheduled_tasks(spark: SparkSession) -> None:
     journal.tell(8, "available", "early")
     found = violations(journal.frame(spark)).collect()
     assert {(row["task_id"], row["rule"]) for row in found} == {("running", "R4"), ("early", "R9")}
+
+
+def test_replaced_tasks(spark: SparkSession) -> None:
+    """U12: only waiting and scheduled tasks are replaced (R4), and none is available before its new time (R9)."""
+    journal = SmallJournal()
+    journal.tell(0, "published", "sound", due=9)
+    journal.tell(1, "replaced", "sound", due=3)
+    journal.tell(3, "available", "sound")
+    journal.tell(3.5, "replaced", "sound")
+    journal.tell(4, "delivered", "sound", worker="w")
+    journal.tell(5, "replaced", "sound")
+    journal.tell(7, "published", "early", due=8)
+    journal.tell(7.5, "replaced", "early", due=50)
+    journal.tell(8, "available", "early")
+    found = violations(journal.frame(spark)).collect()
+    assert {(row["task_id"], row["rule"]) for row in found} == {("sound", "R4"), ("early", "R9")}

@@ -59,8 +59,8 @@ _RULES = (
         "{event}, but no worker had the task",
     ),
     _Rule(
-        "R4", f"event = 'rescheduled' and before_state not in ({name_list(AT_REST)})",
-        "rescheduled, but it was {before_state}",
+        "R4", f"event in ('rescheduled', 'replaced') and before_state not in ({name_list(AT_REST)})",
+        "{event}, but it was {before_state}",
     ),
     _Rule("R3", f"{_GIVEN} and {_ENDED} and before_state != 'expired'", "{event} after its end: it was {before_state}"),
     _Rule(
