@@ -19,9 +19,11 @@ from tests.conformance import broken_flow as flow
 from tests.conformance import broken_leases as leases
 from tests.conformance import broken_limits as limits
 from tests.conformance import broken_order as order
+from tests.conformance import broken_replace as replacing
 from tests.conformance import broken_schedules as schedules
 from tests.conformance import broken_slots as slots
 from tests.conformance import broken_stores as stores
+from tests.conformance import broken_unique as unique
 from tests.conformance.facade import Broken, Facade
 from tests.conformance.runner import laws, outcomes, suite_on
 
@@ -177,6 +179,8 @@ CASES: tuple[tuple[Broken, str, str | None], ...] = (
     (leases.NeverRingsForSlots, "test_a_released_slot_notifies", None),
     (leases.NeverRingsForSlots, "test_a_note_notifies", None),
     (leases.ShowsTokens, "test_states_of_a_lease", None),
+    *unique.CASES,
+    *replacing.CASES,
 )
 
 FOUND_BY_HISTORIES = (

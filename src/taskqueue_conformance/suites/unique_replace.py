@@ -287,6 +287,11 @@ class UniqueReplaceSuite(Harness, needs=(Capability.UNIQUE,)):
         assert (await debounce(bench, "t5", wait)).status is _REPLACED
         delivery = await bench.one(subscription)
         assert (delivery.task.id, delivery.task.value()) == ("t0", "t5")
+        await debounce(bench, "t6", wait)
+        await bench.advance(2.1 * bench.short)
+        assert ids(await bench.take(subscription)) == ["t6"], (
+            "it is due `seconds` after one publish"
+        )
 
     @needs(Capability.CONTROL)
     async def test_replace_status(self, bench: Bench) -> None:
