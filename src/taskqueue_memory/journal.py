@@ -7,8 +7,8 @@ Fields of version 2, in this order: ``v``, ``run`` (random, one per start of the
 (of a scheduled task: when it becomes available, Unix seconds).
 
 Events: published, available, delivered, acked, redelivered, lost, retried, rescheduled, replaced, released,
-dead_lettered, redriven, discarded, expired, cancelled. The event ``configured`` has no task; its ``reason`` holds the queue's
-settings as JSON.
+dead_lettered, redriven, discarded, expired, cancelled. The event ``configured`` has no task; its ``reason`` holds the
+queue's settings as JSON.
 
 With digests, each line has a last field ``digest``, which depends on the line and on the digest before it, and closing
 the journal appends an end mark, the event ``closed``. The audit then finds a line that was changed, removed or

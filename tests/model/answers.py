@@ -9,7 +9,7 @@ from typing import Any
 from tests.model.books import LEDGER
 
 _RECORD = struct.Struct(">BBBHHHH7s7s7s8sBB7s")
-_STATES = ("waiting", "scheduled", "done", "dead", "expired", "cancelled", "discarded")
+_STATES = ("waiting", "scheduled", "done", "dead", "expired", "cancelled", "discarded", "replaced")
 _PLACES = ("", "fresh", "again", "parked")
 _VERBS = ("", "ack", "redeliver", "lost", "bury", "retry")
 COUNTED = (*LEDGER, "delivered", "redelivered", "retried", "lost")

@@ -13,11 +13,23 @@ from typing import NamedTuple, Self
 Name = tuple[str, str]
 """queue key and task id"""
 
-OVER = frozenset({"done", "expired", "cancelled", "discarded"})
+OVER = frozenset({"done", "expired", "cancelled", "discarded", "replaced"})
 LIVE = frozenset({"waiting", "scheduled"})
 LEDGER = (
     "published", "waiting", "in_flight", "scheduled", "done", "dead", "expired", "cancelled", "discarded",
 )  # fmt: skip
+
+
+class Held(NamedTuple):
+    """The unique key of a task."""
+
+    key: str
+    started: bool = False
+    """whether the task gives the key back when it is delivered for the first time"""
+    till: int = 0
+    """time until which the task holds the key in any case"""
+    first: int = 0
+    """time of the publish that stored the task"""
 
 
 class Record(NamedTuple):
@@ -53,6 +65,9 @@ class Record(NamedTuple):
     """fence of the last settled delivery; ``verb`` and ``told`` are that settlement and its answer"""
     retries: frozenset[tuple[str, int]] = frozenset()
     """tokens of the last retries, each with the attempt that preceded it"""
+    unique: Held | None = None
+    instead: str = ""
+    """id of the task that has got the contents of this one, in the state ``replaced``: this is no task"""
 
     @property
     def live(self) -> bool:
@@ -285,8 +300,12 @@ class Books:
             self.add(name[0], "fresh", -1)
         return r._replace(place="", fence=0)
 
+    def remember(self, name: Name) -> None:
+        """Note that a task has just ended. Nothing is to be done here: the small models forget nothing."""
+
     def finish(self, name: Name, r: Record, state: str) -> None:
         """End a withdrawn task in the given final state."""
+        self.remember(name)
         self.put(
             name,
             r._replace(

@@ -11,7 +11,8 @@ from tests.model.books import Consumer, Flow, Name, Record
 from tests.model.deliveries import Received
 from tests.model.players import Plan, Todo
 from tests.model.small import Small, Step
-from tests.model.spec import Publish, Retry, Spec
+from tests.model.spec import Retry, Spec
+from tests.model.unique import Publish
 
 
 class AcksFromAnybody(Spec):

@@ -7,14 +7,16 @@ does not cover (fair order, ordering keys, hung tasks) raise an error, so that t
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tests.model.answers import COUNTED, error_of, normal, plain
 from tests.model.books import OVER, Flow, Name, Record, Terms
 from tests.model.deliveries import Gone, Late
-from tests.model.spec import Publish, Retry
+from tests.model.spec import Retry
 from tests.model.tracing import Call
+from tests.model.unique import Publish, Unique
 from tests.model.upkeep import Upkeep
 
 _FLOWS = 6
@@ -34,6 +36,8 @@ class Replay(Upkeep):
         self.compared = 0
         self.filled = 0
         """number of calls that ended their work because they had processed so many bytes"""
+        self.replacements = 0
+        """number of tasks that were given the contents of another one with their unique key"""
 
     def take(self, call: Call) -> None:
         """Apply a recorded call. Raises `Mismatch` if Redis answered differently."""
@@ -78,15 +82,28 @@ class Replay(Upkeep):
         """Publish one task, and keep its body if it is accepted."""
         name = key, task.decode()
         known, self.bodies[name] = self.bodies.get(name), body
+        before = self.tasks.get(name)
         answer = self.publish_one(key, _published(task, about))
-        if isinstance(answer, int) and answer >= 0:
-            if self.results.get(name, (None,))[0] is not None:
-                del self.results[name]
+        accepted = isinstance(answer, int) and answer >= 0
+        is_new = accepted or (name in self.tasks and self.tasks[name] is not before)
+        if is_new and self.results.get(name, (None,))[0] is not None:
+            del self.results[name]
+        if accepted:
+            pass
+        elif is_new:  # no task: it has given its contents to another one
+            self.bodies[name] = b""
         elif known is None:
             del self.bodies[name]
         else:
             self.bodies[name] = known
         return answer
+
+    def take_contents(self, name: Name, other: Name) -> None:
+        """Give a task the body of another one; its checksum covers the id."""
+        self.replacements += 1
+        body = self.bodies[other][:-4]
+        checksum = zlib.crc32(name[1].encode(), zlib.crc32(body))
+        self.bodies[name] = body + checksum.to_bytes(4, "big")
 
     def on_schedule_retry(self, words: list[bytes], _: Any) -> Any:
         """Schedule a retry."""
@@ -94,7 +111,7 @@ class Replay(Upkeep):
         known = self.tasks.get((key, task))
         ask = Retry(
             at, name, int(words[6] or 0), words[7].decode(), int(words[8]), words[9].hex(), int(words[10]),
-            int(words[11] or 0), words[15] == b"1",
+            int(words[11] or 0), words[15] == b"1", Unique.read(words[17]),
         )  # fmt: skip
         answer = self.schedule_retry((key, task), ask)
         if answer != "lost":
@@ -244,10 +261,12 @@ class Replay(Upkeep):
 
     def on_cancel(self, words: list[bytes], _: Any) -> Any:
         """Cancel a task."""
+        self.meet(words[0].decode())
         return int(self.cancel((words[0].decode(), words[1].decode())))
 
     def on_reschedule(self, words: list[bytes], _: Any) -> Any:
         """Give a task another time."""
+        self.meet(words[0].decode())
         return int(self.reschedule((words[0].decode(), words[1].decode()), int(words[2])))
 
     def on_redrive(self, words: list[bytes], _: Any) -> Any:
@@ -354,13 +373,17 @@ def _padded(answer: list[Any]) -> Iterator[list[Any]]:
 
 
 def _published(name: bytes, about: bytes) -> Publish:
-    times, _, rest = about[9:].partition(b"/")
+    usual, _, rare = about[9:].partition(b"\n")
+    times, _, rest = usual.partition(b"/")
     if rest.partition(b"/")[2]:
         raise Mismatch("a task has an ordering key, of which the specification does not know")
     _, not_before, deadline = (times or b"::").split(b":")
+    if rare and not rare.startswith(b'{"u":{'):
+        raise Mismatch("a task has rare fields of which the specification does not know")
     return Publish(
-        name.decode(), about[:8].hex(), int(about[8:9]), int(not_before or 0), int(deadline or 0)
-    )
+        name.decode(), about[:8].hex(), int(about[8:9]), int(not_before or 0), int(deadline or 0),
+        Unique.read(rare[5:-1]),
+    )  # fmt: skip
 
 
 def _walked(answer: Any) -> list[bytes]:

@@ -17,7 +17,8 @@ from tests.model.deliveries import Gone
 from tests.model.explore import Broken
 from tests.model.laws import Fate, Fates, Receipt
 from tests.model.players import AGE, Held, Plan, Todo, Worker
-from tests.model.spec import Publish, Spec
+from tests.model.spec import Spec
+from tests.model.unique import Publish
 
 Step = tuple[str, "Small | Broken"]
 

@@ -11,22 +11,12 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tests.model.books import OVER, Consumer, Name, Record, Terms
-from tests.model.deliveries import Deliveries
+from tests.model.unique import Publish, Unique, UniqueKeys
 
 _TOKENS = 100
 """number of retry tokens that a task keeps"""
 _PROMOTED = 500
 """maximum number of due tasks that a publish makes available first"""
-
-
-class Publish(NamedTuple):
-    """A task as a publisher sends it."""
-
-    id: str
-    digest: str = ""
-    priority: int = 5
-    not_before: int = 0
-    deadline: int = 0
 
 
 class Retry(NamedTuple):
@@ -41,9 +31,10 @@ class Retry(NamedTuple):
     priority: int = 5
     deadline: int = 0
     free: bool = False
+    unique: Unique | None = None
 
 
-class Spec(Deliveries):
+class Spec(UniqueKeys):
     """The specified behaviour of the scripts; each method is one atomic step."""
 
     def publish(self, key: str, tasks: Sequence[Publish]) -> list[int | str]:
@@ -60,13 +51,19 @@ class Spec(Deliveries):
         name = key, task.id
         known = self.tasks.get(name)
         if known is not None and not self.forgettable(key, known):
-            return -1 if known.digest == task.digest else -2
+            if known.digest != task.digest:
+                return -2
+            return f"replaced:{known.instead}" if known.instead else -1
+        if met := self.decide(key, task):
+            return met
         if why := self.refusal(key):
             return why
         answer = self.count(key, "waiting")
         record = Record(digest=task.digest, priority=task.priority, deadline=task.deadline)
-        if task.not_before > self.now:
-            self.schedule(name, record, task.not_before)
+        record = record._replace(unique=task.unique and task.unique.held(self.now))
+        at = task.due(self.now, self.now)
+        if at > self.now:
+            self.schedule(name, record, at)
         else:
             self.make_available(name, record)
         self.add(key, "fresh", 1)
@@ -96,7 +93,11 @@ class Spec(Deliveries):
         else:
             self.add(key, "published", 1)
             r = (r or Record())._replace(
-                digest=ask.digest, priority=ask.priority, deadline=ask.deadline
+                digest=ask.digest,
+                priority=ask.priority,
+                deadline=ask.deadline,
+                unique=ask.unique and ask.unique.held(self.now),
+                instead="",
             )
         kept = {(known, at) for known, at in r.retries if at > r.attempt - _TOKENS}
         kept.add((token, r.attempt))

@@ -155,7 +155,10 @@ class LargeWorkload(PlainWorkload):
             body = b"1" * self.chance.choice((5_000, 250_000, 250_000))
             later = self.chance.choice((None, self.clock.now() + 3))
             id_ = str(self.chance.randrange(IDS))
-            tasks.append(Task(key=self.key(), id=id_, payload=body, not_before=later))
+            unique = self.unique(timed=later is not None)
+            tasks.append(
+                Task(key=self.key(), id=id_, payload=body, not_before=later, unique=unique)
+            )
         await self.backend.publisher.publish(*tasks)
 
     async def bury(self) -> None:
@@ -223,4 +226,5 @@ async def test_every_call_of_any_workload(
     finally:
         end()
     assert replayed.compared > 0.6 * steps
+    assert replayed.replacements > 10
     assert kind is PlainWorkload or replayed.filled > 5

@@ -67,9 +67,8 @@ class Upkeep(Spec):
         if self.size(name) > _LARGE:
             self.large.add(name[0])
 
-    def finish(self, name: Name, r: Record, state: str) -> None:
-        """End a task, and note when."""
-        super().finish(name, r, state)
+    def remember(self, name: Name) -> None:
+        """Note when a task has ended."""
         self.ends.setdefault(name[0], []).append((self.now, name[1]))
 
     def keep_result(self, name: Name, result: bytes) -> None:
@@ -256,11 +255,13 @@ class Upkeep(Spec):
             r = self.tasks.get(name)
             if r is None or r.state not in OVER or at not in {None, r.at} or name in self.results:
                 continue
-            if self.forgettable(key, r):
+            if not self.forgettable(key, r):
+                self.ends.setdefault(key, []).append((r.at, task))
+            elif r.unique is not None and self.now < r.unique.till:
+                self.results[name] = None, r.unique.till  # kept as long as a result would be
+            else:
                 del self.tasks[name], self.bodies[name]
                 forgotten += 1
-            else:
-                self.ends.setdefault(key, []).append((r.at, task))
         return forgotten
 
     def window(self, key: str) -> int:

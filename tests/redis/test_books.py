@@ -13,7 +13,7 @@ from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import Delivery, Task
-from taskqueue_core.uniqueness import UniqueKey
+from taskqueue_core.uniqueness import Debounce, UniqueKey
 from taskqueue_redis import RedisBackend
 from taskqueue_redis.subscription import RedisSubscription
 from tests.redis.backends import opened
@@ -82,21 +82,24 @@ class Workload:
         for _ in range(chance.randint(1, 8)):
             later = now + chance.uniform(0, 5) if chance.random() < 0.3 else None
             end = now + chance.uniform(1, 9) if chance.random() < 0.3 else None
+            entity = chance.choice((None, None, "e", "f")) if self.orders else None
             tasks.append(
                 Task(
                     key=self.key(), id=str(chance.randrange(IDS)), priority=chance.choice((0, 5, 5, 9)),
                     not_before=later, deadline=end, tenant=chance.choice((None, "a", "b", "c")),
-                    ordering_key=chance.choice((None, None, "e", "f")) if self.orders else None,
-                    unique=self.unique(),
+                    ordering_key=entity, unique=self.unique(timed=later is not None or entity is not None),
                 )
             )  # fmt: skip
         await self.backend.publisher.publish(*tasks)
 
-    def unique(self) -> UniqueKey | None:
-        """Return a random unique key, or none."""
+    def unique(self, *, timed: bool = True) -> UniqueKey | None:
+        """Return a random unique key, or none; with a debounce only if the task has no time or order of its own."""
         chance = self.chance
         if chance.random() < 0.6:
             return None
+        if not timed and chance.random() < 0.3:
+            wait = Debounce(chance.uniform(0.5, 4), chance.choice((None, 6.0)))
+            return UniqueKey(key=chance.choice("abc"), on_conflict="replace", debounce=wait)
         return UniqueKey(
             key=chance.choice("abc"),
             until=chance.choice(("ended", "started")),
