@@ -178,12 +178,12 @@ def decide(
     match outcome:
         case Success(result):
             return Ack(result)
+        case RetryLater() | Failed():
+            return _next_retry(delivery, policy, outcome, uniform)
         case HandBack(lost):
             return Redeliver(lost)
         case Rejected(reason, error, traceback):
             return Bury(reason, error, traceback)
-        case RetryLater() | Failed():
-            return _next_retry(delivery, policy, outcome, uniform)
         case Snoozed(delay):
             return _next_snooze(delivery, delay)
 

@@ -39,6 +39,8 @@ class MemoryStore(Steps):
         if queue.settings.bound_to:
             return self._fan_out(task, queue, now)
         found = self._look_up(task, queue, now)
+        if found is None:  # asked first, because `isinstance` of a struct takes long if it is false
+            return self._store(task, queue, now, None)
         return found if isinstance(found, Confirmation) else self._store(task, queue, now, found)
 
     def _look_up(

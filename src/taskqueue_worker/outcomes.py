@@ -205,7 +205,7 @@ def outcomes_of_error(
         outcomes.append(outcome)
         if job.settled:
             continue
-        if isinstance(outcome, Failed):
+        if type(outcome) is Failed:  # faster than `isinstance` for other structs
             failures.setdefault(id(reason), (outcome, reason, []))[2].append(job.delivery)
         else:
             log.ended(job.delivery, outcome)

@@ -171,14 +171,14 @@ class WorkerRun:
         self._stop_in_loop(now=False)
 
     def _on_outcome(self, outcome: Outcome, delivery: AnyDelivery) -> None:
-        self.outcomes[delivery.task.key][type(outcome)] += 1
-        match outcome:
-            case Success():
-                changed = self._quarantine.succeeded()
-            case Failed():
-                changed = self._quarantine.failed()
-            case _:
-                return
+        kind = type(outcome)
+        self.outcomes[delivery.task.key][kind] += 1
+        if kind is Success:
+            changed = self._quarantine.succeeded()
+        elif kind is Failed:
+            changed = self._quarantine.failed()
+        else:
+            return
         if changed:
             self._apply_quarantine()
 

@@ -42,12 +42,6 @@ async def settle(
         match verb:
             case Ack(result):
                 return (await subscription.ack(delivery, results=(result,)))[0]
-            case Redeliver(lost):
-                return (await subscription.redeliver(delivery, lost=lost))[0]
-            case Bury(reason, error, traceback):
-                return await dead_lettering_of(backend, subscription).dead_letter(
-                    delivery, reason, error, traceback
-                )
             case ScheduleRetry(delay, error, free, traceback):
                 at, task = backend.now() + delay, delivery.task
                 await backend.publisher.schedule_retry(
@@ -56,6 +50,12 @@ async def settle(
                 if backend.capabilities.atomic_retry:
                     return Settled.OK
                 return (await subscription.ack(delivery))[0]
+            case Redeliver(lost):
+                return (await subscription.redeliver(delivery, lost=lost))[0]
+            case Bury(reason, error, traceback):
+                return await dead_lettering_of(backend, subscription).dead_letter(
+                    delivery, reason, error, traceback
+                )
     except LeaseLost:
         return Settled.LEASE_LOST
 
@@ -179,9 +179,9 @@ class Settler:
 
 
 def _needs_settings(outcome: Outcome) -> bool:
-    if isinstance(outcome, Rejected):
-        return outcome.traceback is not None
-    return isinstance(outcome, _BY_POLICY)
+    if type(outcome) in _BY_POLICY:
+        return True
+    return isinstance(outcome, Rejected) and outcome.traceback is not None
 
 
 def decided(

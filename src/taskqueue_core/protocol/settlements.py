@@ -26,14 +26,14 @@ def outcomes_of(frame: frames.SettlementFrame) -> Mapping[str, Outcome]:
                 else Success()
                 for receipt in receipts
             }
-        case frames.RedeliverFrame(receipts=receipts):
-            return dict.fromkeys(receipts, HandBack())
         case frames.RetryFrame(receipt=receipt, delay=delay):
             if frame.free:
                 return {receipt: Snoozed(delay or 0)}
             if delay is None:
                 return {receipt: Failed(frame.error, frame.traceback)}
             return {receipt: RetryLater(delay, frame.error, frame.traceback)}
+        case frames.RedeliverFrame(receipts=receipts):
+            return dict.fromkeys(receipts, HandBack())
         case frames.DeadLetterFrame(receipt=receipt):
             return {receipt: Rejected(frame.reason, frame.error, frame.traceback)}
 
@@ -55,8 +55,6 @@ def frames_of(
         match outcome:
             case Success(result):
                 acks.append((receipt, result))
-            case HandBack():
-                released.append(receipt)
             case RetryLater(delay, error):
                 yield frames.RetryFrame(
                     receipt=receipt,
@@ -74,6 +72,8 @@ def frames_of(
                     error=clean_text(error),
                     traceback=_traceback(outcome, features),
                 )
+            case HandBack():
+                released.append(receipt)
             case Rejected(reason, detail):
                 yield frames.DeadLetterFrame(
                     receipt=receipt,

@@ -205,11 +205,11 @@ class WorkerSession:
             self._listening_since = None
             for event in self._session.feed(data):
                 match event:
-                    case SendFrames(text):
-                        await self._channel.send(text)
                     case SettlementRequested(outcomes):
                         for delivery, outcome in outcomes:
                             self._settlements.put(delivery, outcome)
+                    case SendFrames(text):
+                        await self._channel.send(text)
                     case CreditGranted():
                         self._sender.wake()
                     case Progressed():
