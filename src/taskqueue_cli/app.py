@@ -72,6 +72,7 @@ COMMANDS = {
     "stats": "Show the ledgers of all queues, or of the given queues.",
     "workers": "Show the connected workers, with their queues and their number of running tasks.",
     "queue": "Show and change the limits and the delivery order of queues; pause, resume and bind queues.",
+    "schedule": "Put, show, pause, run and delete schedules, which publish tasks at given times.",
     "dlq": "List, inspect, redrive and discard dead letters.",
     "apply": "Write what tasks declare into the store: settings of their queues, and schedules.",
     "tasks": "Show the tasks of a registry or a worker, with their queues and arguments.",
@@ -84,6 +85,7 @@ COMMANDS = {
 _MODULES = {
     "queue": "queues",
     "dlq": "dead_letters",
+    "schedule": "schedules",
     "result": "status",
     "reschedule": "status",
     "cancel": "status",

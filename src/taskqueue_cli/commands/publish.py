@@ -119,7 +119,7 @@ def publish(
         ordering_key=ordering_key,
         max_attempts=max_attempts,
         unique=None if unique_key is None else UniqueKey(key=unique_key, on_conflict=on_conflict),
-        headers=_headers(header or []),
+        headers=headers_of(header or []),
     )
     confirmation = with_backend(server, lambda backend: _publish(backend, task, wait))
     if as_json:
@@ -165,7 +165,8 @@ def _read(text: str) -> bytes:
         raise InvalidInput("payload", got, "@ before the path of a readable file") from None
 
 
-def _headers(texts: list[str]) -> dict[str, str]:
+def headers_of(texts: list[str]) -> dict[str, str]:
+    """Return the headers of ``NAME=VALUE`` options. Raises `InvalidInput`."""
     headers = {}
     for text in texts:
         name, sign, value = text.partition("=")
