@@ -22,6 +22,7 @@ from taskqueue_core.capabilities import (
 from taskqueue_core.capabilities.schedules import RECENT
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Delivery, Task
+from taskqueue_core.uniqueness import UniqueKey
 from taskqueue_redis import RedisBackend
 from taskqueue_redis.scripts.runner import source
 from tests.redis.backends import until
@@ -200,6 +201,32 @@ async def _fan_out(backend: RedisBackend) -> None:
     await backend.publisher.publish(*_tasks("source", 250))
 
 
+async def _unique(backend: RedisBackend) -> None:
+    """Replace many tasks, and publish many whose keys have many members."""
+    settings = QueueSettings(order=Order.FAIR, tenant_capacity=100_000, journal=True)
+    await backend.control.configure("unique", settings)
+    for turn in range(3):
+        soon = backend.now() + _HOUR
+        tasks = [
+            Task(
+                key="unique", id=f"{turn}-{n}", tenant=f"u{n}", deadline=soon, ordering_key=f"e{n}-{turn}",
+                unique=UniqueKey(key=f"k{n}", on_conflict="replace"),
+            )
+            for n in range(1000)
+        ]  # fmt: skip
+        await backend.publisher.publish(*tasks)
+    same = [
+        Task(key="shared", id=f"{n}", unique=UniqueKey(key="k", on_conflict="replace"))
+        for n in range(500)
+    ]
+    async with backend.subscribe(["shared"], "c") as consumer:
+        for task in same[:200]:
+            await backend.publisher.publish(task)
+            await received(consumer, 1)
+        await backend.publisher.publish(*same)
+        await backend.control.maintain()
+
+
 async def _limited(backend: RedisBackend) -> None:
     settings = QueueSettings(order=Order.FAIR, tenant_max_inflight=1)
     await backend.control.configure("limited", settings)
@@ -323,7 +350,7 @@ async def _schedules(backend: RedisBackend) -> None:
 
 SCENARIOS: tuple[Callable[[RedisBackend], Awaitable[None]], ...] = (
     _plain, _large, _tenants, _ordered, _expired_and_due, _dead, _fan_out, _limited, _purged, _returned, _single,
-    _many_queues, _slots, _schedules,
+    _many_queues, _slots, _schedules, _unique,
 )  # fmt: skip
 
 

@@ -51,7 +51,8 @@ local function publish_copies(bound, id, about, body)
     replace(q, held, r, id, known[q], u, about, body)
     q.copied = true
   end
-  if #lacking == 0 then return told.replaced or told.duplicate or told.not_unique, full or bytes >= BYTES end
+  full = full or bytes >= BYTES or sharers >= SHARERS
+  if #lacking == 0 then return told.replaced or told.duplicate or told.not_unique, full end
   local position = lacking[1].waiting
   for i = 1, #lacking do
     local q = lacking[i]

@@ -4,9 +4,11 @@
 -- 8 bytes and priority (followed by ":" not before ":" deadline, "/" tenant "/" ordering key, and a newline and rare
 -- fields as JSON, see `rare_of`, if the task has one of these), body.
 -- Appends an answer per task to `answers`: the number of tasks that waited before it, -1 for a duplicate, -2 for a
--- conflict, "duplicate:", "replaced:" or "not_unique:" and the id of the task that holds its unique key, or why it is refused: "moved:" and the queue, "intake_paused", or "capacity:" or "tenant_capacity:", the
--- number of tasks that count, ":" and the limit; then "/" and the queue, if another queue of a fan-out refuses.
--- Returns true if it answered only the first tasks, because many copies of them were stored.
+-- conflict, "duplicate:", "replaced:" or "not_unique:" and the id of the task that holds its unique key, or why it is
+-- refused: "moved:" and the queue, "intake_paused", or "capacity:" or "tenant_capacity:", the number of tasks that
+-- count, ":" and the limit; then "/" and the queue, if another queue of a fan-out refuses.
+-- Returns true if it answered only the first tasks, because many copies of them were stored, or many tasks have their
+-- unique keys.
 local function publish_tasks(q, at, n, answers)
   local ids, full = {}, false
   for i = 1, n do ids[i] = ARGV[at + 3 * (i - 1)] end
@@ -23,7 +25,7 @@ local function publish_tasks(q, at, n, answers)
     local rare = #about > 9 and rarely().rare_of(about)
     if rare and rare.u and answer == 0 and not q.bound then
       changing = true -- what `records` has read, and what `written` will write, may no longer be true
-      answer = rarely().meet(q, id, packed, rare.u, about, body)
+      answer, full = rarely().meet(q, id, packed, rare.u, about, body)
     end
     if answer == 0 and q.limited then answer = rarely().refusal(q, about) or 0 end
     if answer == 0 and q.bound then

@@ -1,5 +1,7 @@
 -- Publishing of tasks whose unique key another task holds.
 
+local SHARERS = 2000 -- number of members after which further tasks are left to the next call
+
 -- Returns what happens to a task with a unique key: 0 if it is to be stored; otherwise the answer to its publish, and
 -- the id and the record of the holder if that is to get its contents.
 local function decide(q, u)
@@ -33,6 +35,7 @@ end
 -- Gives a task that was never delivered, `held`, the contents and the time of another one, whose id is remembered.
 local function replace(q, held, r, id, packed, u, about, body)
   be_refused(q)
+  sharers = sharers + 20 -- a replacement takes as long as looking at so many members
   if packed then make_way(q, id, packed) end
   local not_before, deadline, tenant, entity = told_of(about)
   local first, waited, former, state = unique_of(q, held).first, r.state == WAITING, r.entity, 'waiting'
@@ -64,9 +67,10 @@ local function replace(q, held, r, id, packed, u, about, body)
 end
 
 -- Looks for tasks that hold the unique key of a task. Returns 0 if there are none; otherwise the answer to its publish,
--- after its contents have been given to the holder, if that is to be replaced.
+-- after its contents have been given to the holder, if that is to be replaced; and whether further tasks must wait for
+-- the next call, because of the many tasks that were looked at.
 local function meet(q, id, packed, u, about, body)
   local answer, held, r = decide(q, u)
   if r then replace(q, held, r, id, packed, u, about, body) end
-  return answer
+  return answer, sharers >= SHARERS
 end

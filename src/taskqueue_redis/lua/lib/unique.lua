@@ -2,7 +2,8 @@
 -- else "0"; the end of its period, 0 for none; the time of its publish; and the key, separated by ":". `/U` has the tasks
 -- that may hold a key: a sorted set with equal scores, so its members, key and id separated by a space, are sorted by
 -- key. A member that holds nothing is removed when its key is looked up, or when the record of its task is deleted.
-local SHARING = 500 -- maximum number of members of a key; there are several only after a replacement or a redrive
+local SHARING = 100 -- maximum number of members of a key; there are several only after a replacement or a redrive
+local sharers = 0 -- number of members that this script has looked at
 
 -- Returns the unique key of a task; nothing if it has none, or if another program has changed it.
 local function unique_of(q, id)
@@ -43,6 +44,7 @@ end
 
 -- Returns whether a task holds its key `u`, and its record if it was never delivered.
 local function holds(q, id, u)
+  sharers = sharers + 1
   local packed = call('HGET', q.name .. '/t', id)
   local r = packed and found(q, id, packed)
   local live = r and is_live(r)
