@@ -1,4 +1,4 @@
-"""Unique keys under faults of publishers: races of processes, SIGKILL between any two steps, a clock that is set back."""
+"""Unique keys under faults of publishers: races of processes, SIGKILL at any point, and a clock that is set back."""
 
 from __future__ import annotations
 
