@@ -19,7 +19,7 @@ DAILY = (*PUT, "--cron", "@daily")
 def test_a_schedule_is_put_and_shown(cli: Cli) -> None:
     """U13: put, list and show, with the options of the task."""
     assert "No schedules yet" in cli("schedule", "list").out
-    options = (
+    options: tuple[str, ...] = (
         "--timezone",
         "Europe/Berlin",
         "--catch-up",

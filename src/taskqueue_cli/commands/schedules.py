@@ -97,8 +97,8 @@ def listing(
     table = make_table("schedule", texts=("queue", "when", "next", "last"))
     for status in found:
         last = status.recent[-1] if status.recent else None
-        told = "" if last is None else f"{format_time(last.instant)} {last.result}"
-        table.add_row(*map(escape, (status.name, status.key, _when(status), _next(status), told)))
+        result = "" if last is None else f"{format_time(last.instant)} {last.result}"
+        table.add_row(*map(escape, (status.name, status.key, _when(status), _next(status), result)))
     console.print(table)
 
 
@@ -318,8 +318,8 @@ def backfill(
 
 def _print_counts(found: tuple[Confirmation, ...]) -> None:
     counts = Counter(confirmation.status.value for confirmation in found)
-    told = ", ".join(f"{status} {count:,}" for status, count in sorted(counts.items()))
-    console.print(f"instants: {len(found):,}" + (f" ({told})" if told else ""))
+    results = ", ".join(f"{status} {count:,}" for status, count in sorted(counts.items()))
+    console.print(f"instants: {len(found):,}" + (f" ({results})" if results else ""))
 
 
 def _times(
