@@ -192,7 +192,7 @@ class MemoryStore(Steps):
                     published_at=now,
                     state=None,
                     wait=None,
-                    notes={},
+                    notes=None,
                 )
             )
         elif record.state is State.DEAD:
