@@ -15,8 +15,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for parts of the tests
 
 from tests.redis.backends import opened
+from tests.redis.bounds import Cost
 from tests.redis.engines import find_engine
-from tests.redis.largest import Cost, measure
+from tests.redis.largest import measure
 from tests.redis.servers import RedisServer
 
 _RUNS = 3

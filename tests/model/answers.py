@@ -9,7 +9,17 @@ from typing import Any
 from tests.model.books import LEDGER
 
 _RECORD = struct.Struct(">BBBHHHH7s7s7s8sBB7s")
-_STATES = ("waiting", "scheduled", "done", "dead", "expired", "cancelled", "discarded")
+_STATES = (
+    "waiting",
+    "scheduled",
+    "done",
+    "dead",
+    "expired",
+    "cancelled",
+    "discarded",
+    "replaced",
+    "blocked",
+)
 _PLACES = ("", "fresh", "again", "parked")
 _VERBS = ("", "ack", "redeliver", "lost", "bury", "retry")
 COUNTED = (*LEDGER, "delivered", "redelivered", "retried", "lost")
@@ -39,8 +49,13 @@ def normal(name: str, answer: Any) -> Any:
 
 def _received(answer: list[Any]) -> list[Any]:
     now, due, again, expired, groups, left, others, closed = answer
-    given = [[key, lane, *entry] for key, lane, told, _ in groups for entry in _entries(told)]
+    given = [entry for group in groups for entry in _given(*group)]
     return [now, due, again, sorted(expired), given, *map(sorted, (left, others, closed))]
+
+
+def _given(key: bytes, lane: bytes, told: list[Any], _: bytes, inputs: list[Any]) -> list[Any]:
+    of_entry = dict(inputs)
+    return [[key, lane, *entry, of_entry.get(n, [])] for n, entry in enumerate(_entries(told), 1)]
 
 
 def _maintained(answer: list[Any]) -> list[Any]:
@@ -83,7 +98,8 @@ def _number(packed: bytes) -> int:
 
 _FORMS: dict[str, Callable[[list[Any]], list[Any]]] = {
     "receive": _received,
-    "adopt": lambda answer: [told[:3] for told in answer],
+    "adopt": lambda answer: [[*told[:3], told[5]] if told else [] for told in answer],
+    "after_lines": lambda answer: [[*told[:9], told[9][1:]] for told in answer],
     "maintain": _maintained,
     "stats": _stats,
     "status": lambda answer: [_record(*told[:2]) if told else [] for told in answer],

@@ -75,6 +75,9 @@ class PlainWorkload(Workload):
         self.orders = False
         self.verbs += [self.doubt, self.delete, self.look, self.pause]
 
+    def unique(self) -> None:
+        """Return no unique key: the specification does not know them."""
+
     async def end(self) -> None:
         """Do nothing more; the backend closes the consumers."""
 

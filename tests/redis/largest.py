@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import taskqueue_redis
+from taskqueue_core.after import After, TaskRef
 from taskqueue_core.capabilities import (
     Endpoint,
     Fire,
@@ -25,6 +26,8 @@ from taskqueue_core.tasks import Delivery, Task
 from taskqueue_redis import RedisBackend
 from taskqueue_redis.scripts.runner import source
 from tests.redis.backends import until
+from tests.redis.bounds import Cost
+from tests.redis.carrying import carry
 from tests.redis.servers import RedisServer
 
 SCRIPTS = tuple(
@@ -40,16 +43,6 @@ LONG = "x" * LIMITS.traceback
 LARGE = b'"' + b"x" * (LIMITS.payload - 2) + b'"'
 _AT_ONCE = 1000
 _HOUR = 3600.0
-
-
-class Cost(NamedTuple):
-    """What one script call may cost at most, or what the most expensive call of a script has cost."""
-
-    commands: int
-    """number of Redis commands that the script executes"""
-    bytes: int
-    """number of bytes of its arguments and its answer"""
-    milliseconds: float = 0.0
 
 
 class Meter:
@@ -241,6 +234,42 @@ async def _single(backend: RedisBackend) -> None:
         await backend.publisher.schedule_retry(three.task, backend.now(), settles=three)
 
 
+async def _related(backend: RedisBackend) -> None:
+    parents = tuple(TaskRef("parents", f"t{n}") for n in range(LIMITS.parents))
+    batch = TaskRef("children", "batch")
+    await backend.publisher.publish(Task(key=batch.key, id=batch.task_id, batch=batch))
+    await backend.publisher.publish(*_tasks("parents", LIMITS.parents, batch=batch))
+    one = After(tasks=parents[:1], inputs=(0,))
+    await backend.publisher.publish(
+        *(Task(key="children", id=f"m{n}", after=After(tasks=parents)) for n in range(5)),
+        *_tasks("children", 1000, after=one),
+        *(Task(key="heavy", id=f"h{n}", payload=LARGE, after=one) for n in range(40)),
+        *(
+            Task(key="away", id=f"a{n}", after=After(tasks=(TaskRef("none", "n"),)))
+            for n in range(300)
+        ),
+        *(Task(key="each", id=f"e{n}", after=After(tasks=(parents[n],))) for n in range(1000)),
+        *(
+            Task(
+                key="chain",
+                id=f"c{n}",
+                after=After(tasks=(TaskRef("chain", f"c{n - 1}"),)) if n else None,
+            )
+            for n in range(1000)
+        ),
+    )
+    async with backend.subscribe(["parents"], "c") as consumer:
+        taken = await received(consumer, LIMITS.parents)
+        await consumer.ack(*taken, results=[LARGE] + [None] * (len(taken) - 1))
+    await backend.control.cancel("chain", "c0")
+    await backend.dependencies.close(batch)
+    await carry(backend.dependencies)
+    assert (await backend.control.ledger("chain")).cancelled == 1000
+    assert (await backend.control.ledger("each")).waiting == 1000
+    assert (await backend.control.ledger("children")).waiting == 1005
+    assert (await backend.control.ledger("children")).done == 1
+
+
 async def _many_queues(backend: RedisBackend) -> None:
     keys = [f"queue{n}" for n in range(LIMITS.keys)]
     await backend.publisher.publish(*(Task(key=key, id="t") for key in keys))
@@ -323,66 +352,8 @@ async def _schedules(backend: RedisBackend) -> None:
 
 SCENARIOS: tuple[Callable[[RedisBackend], Awaitable[None]], ...] = (
     _plain, _large, _tenants, _ordered, _expired_and_due, _dead, _fan_out, _limited, _purged, _returned, _single,
-    _many_queues, _slots, _schedules,
+    _related, _many_queues, _slots, _schedules,
 )  # fmt: skip
-
-
-_MB = 1024 * 1024
-BOUNDS: dict[str, Cost] = {
-    "ack": Cost(9000, 5 * _MB),
-    "adopt": Cost(2000, 5 * _MB),
-    "beat": Cost(20, 1000),
-    "cancel": Cost(40, 1000),
-    "configure": Cost(7000, 20_000),
-    "dead_letter": Cost(40, 20_000),
-    "dead_letters": Cost(3100, 5 * _MB),
-    "delete": Cost(9000, 1000),
-    "health": Cost(20, 1000),
-    "join": Cost(2100, 300_000),
-    "leave": Cost(6000, 1000),
-    "maintain": Cost(20_000, 300_000),
-    "pending": Cost(600, 100_000),
-    "progress": Cost(40, 10_000),
-    "promises": Cost(1200, 300_000),
-    "promote": Cost(9000, 1000),
-    "publish": Cost(9000, 5 * _MB),
-    "purge": Cost(9000, 1000),
-    "queues": Cost(20, 300_000),
-    "repair": Cost(20_000, 1000),
-    "receive": Cost(6000, 9 * _MB),
-    "redeliver": Cost(6000, 100_000),
-    "redrive": Cost(9000, 10_000),
-    "reschedule": Cost(40, 300_000),
-    "result": Cost(600, 5 * _MB),
-    "schedule_retry": Cost(60, 300_000),
-    "schedule_delete": Cost(40, 1000),
-    "schedule_due": Cost(3100, 5 * _MB),
-    "schedule_fire": Cost(9000, 5 * _MB),
-    "schedule_put": Cost(40, 300_000),
-    "schedules": Cost(3100, 5 * _MB),
-    "slots_acquire": Cost(6000, 200_000),
-    "slots_assign": Cost(6000, 400_000),
-    "slots_configure": Cost(20, 100_000),
-    "slots_documents": Cost(20, 100_000),
-    "slots_late": Cost(3000, 3 * _MB),
-    "slots_leave": Cost(3000, 300_000),
-    "slots_look": Cost(6000, 1 * _MB),
-    "slots_reconcile": Cost(6000, 1 * _MB),
-    "slots_register": Cost(40, 10_000),
-    "slots_release": Cost(6000, 200_000),
-    "slots_renew": Cost(6000, 400_000),
-    "slots_restore": Cost(3000, 10_000),
-    "slots_steer": Cost(40, 1000),
-    "sort": Cost(9000, 1000),
-    "stats": Cost(600, 10_000),
-    "status": Cost(1100, 5 * _MB),
-    "workers": Cost(3000, 300_000),
-}
-"""by script, the maximum number of commands and bytes of one call
-
-A list of the slot pool (``slots_look``) is one view of the whole pool, so it grows with the number of endpoints and
-leases; here there are 100 and 1,000.
-"""
 
 
 async def measure(backend: RedisBackend, server: RedisServer) -> dict[str, Cost]:

@@ -16,7 +16,8 @@ from taskqueue_core.tasks import Delivery, Published, Settled, Task
 from taskqueue_redis import RedisBackend
 from taskqueue_redis.receiver import Receiver
 from tests.redis.backends import KEY, opened, publish
-from tests.redis.largest import BOUNDS, LARGE, SCRIPTS, measure, received, size_of
+from tests.redis.bounds import BOUNDS
+from tests.redis.largest import LARGE, SCRIPTS, measure, received, size_of
 from tests.redis.recount import recounted
 from tests.redis.servers import RedisServer
 

@@ -40,7 +40,7 @@ local function publish_copies(bound, id, about, body)
     if answer ~= 0 then
       told[answer == -1 and 'duplicate' or string.match(answer, '^[%l_]+')] = answer
     else
-      local why = q.limited and refusal(q, about)
+      local why = q.limited and refusal(q, about) or rare and rare.b and refuse_member(rare.b)
       if why then return why .. '/' .. q.key, full end
       lacking[#lacking + 1] = q
     end

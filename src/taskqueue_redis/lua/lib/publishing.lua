@@ -1,18 +1,30 @@
 -- Storing new tasks.
 
+local PARENTS = 1000 -- number of parents after which further tasks are left to the next call
+
 -- Stores `n` tasks of a queue, unless their ids are known. Their arguments begin at ARGV[at]; per task: id, digest of
 -- 8 bytes and priority (followed by ":" not before ":" deadline, "/" tenant "/" ordering key, and a newline and rare
 -- fields as JSON, see `rare_of`, if the task has one of these), body.
 -- Appends an answer per task to `answers`: the number of tasks that waited before it, -1 for a duplicate, -2 for a
--- conflict, "duplicate:", "replaced:" or "not_unique:" and the id of the task that holds its unique key, or why it is refused: "moved:" and the queue, "intake_paused", or "capacity:" or "tenant_capacity:", the
--- number of tasks that count, ":" and the limit; then "/" and the queue, if another queue of a fan-out refuses.
--- Returns true if it answered only the first tasks, because many copies of them were stored.
+-- conflict, "duplicate:", "replaced:" or "not_unique:" and the id of the task that holds its unique key, or why it is refused: "moved:" and the queue, "intake_paused",
+-- "batch_closed", or "capacity:" or "tenant_capacity:", the number of tasks that count, ":" and the limit; then "/" and the queue, if another queue of a fan-out refuses.
+-- Returns true if it answered only the first tasks, because many copies of them were stored, or many parents looked at.
 local function publish_tasks(q, at, n, answers)
   local ids, full = {}, false
   for i = 1, n do ids[i] = ARGV[at + 3 * (i - 1)] end
   if q.due <= now then rarely().promote_before(q) end -- before the records are read
   local records = (q.known or q.copied) and call('HMGET', q.name .. '/t', unpack(ids))
   local written, filled, places, answered, changing = {}, 0, {}, #answers, false
+
+  -- Stores the records of the tasks so far.
+  local function store()
+    if filled == 0 then return end
+    call('HSET', q.name .. '/t', unpack(written))
+    q.published = q.published + filled / 2
+    q.ring = true
+    written, filled, places = {}, 0, {}
+  end
+
   for i = 1, n do
     local id, about, body = ids[i], ARGV[at + 1], ARGV[at + 2]
     at = at + 3
@@ -21,6 +33,7 @@ local function publish_tasks(q, at, n, answers)
       or records and records[i]
     local answer = packed and rarely().look_up(q, id, packed, digest) or 0
     local rare = #about > 9 and rarely().rare_of(about)
+    if rare and rare.b and answer == 0 and not q.bound then answer = rarely().refuse_member(rare.b) or 0 end
     if rare and rare.u and answer == 0 and not q.bound then
       changing = true -- what `records` has read, and what `written` will write, may no longer be true
       answer = rarely().meet(q, id, packed, rare.u, about, body)
@@ -31,8 +44,14 @@ local function publish_tasks(q, at, n, answers)
     elseif answer == 0 then
       if packed then rarely().make_way(q, id, packed) end
       answer = q.waiting
+      if rare and (rare.a or rare.b) then -- its parents may be published by the same call
+        changing = true
+        store()
+      end
       if #about > 9 or q.sorted then
-        packed = rarely().publish_unusual(q, id, digest, priority, body, about)
+        local looked
+        packed, looked = rarely().publish_unusual(q, id, digest, priority, body, about)
+        full = looked >= PARENTS
       else
         if not string.find(q.lanes, priority, 1, true) then rarely().use_lane(q, priority) end
         if #body > LARGE then q.large = true end
@@ -56,10 +75,6 @@ local function publish_tasks(q, at, n, answers)
     answers[answered + i] = answer
     if full then break end
   end
-  if filled > 0 then
-    call('HSET', q.name .. '/t', unpack(written))
-    q.published = q.published + filled / 2
-    q.ring = true
-  end
+  store()
   return full
 end

@@ -37,13 +37,19 @@ local function replace(q, held, r, id, packed, u, about, body)
   local not_before, deadline, tenant, entity = told_of(about)
   local first, waited, former, state = unique_of(q, held).first, r.state == WAITING, r.entity, 'waiting'
   not_before, body = due_of(not_before, u, first), renamed(body, u.x, held)
-  withdraw(q, r, held, true)
+  local blocked = r.state == BLOCKED
+  if blocked then uncount_fresh(q, r) else withdraw(q, r, held, true) end
   if call('ZREM', q.name .. '/e', held) == 1 then index(q, '/e', ':deadlines') end
   if deadline ~= '' then note_deadline(q, held, deadline) end
-  if is_fresh(r) then q.fresh = q.fresh + 1 end
+  if is_fresh(r) and not blocked then q.fresh = q.fresh + 1 end
   r.priority, r.tenant, r.entity = tonumber(sub(about, 9, 9)), tenant, entity
   if entity ~= '' then q.sorted = true end
-  if not_before ~= '' and tonumber(not_before) > now then
+  if blocked then -- it waits for the same tasks as before
+    state = 'blocked'
+    if q.sorted then count_fresh(q, r) end
+    call('HSET', q.name .. '/b', held, body)
+    waiting().delay(q, held, tonumber(not_before) or 0)
+  elseif not_before ~= '' and tonumber(not_before) > now then
     state = 'scheduled'
     if q.sorted then count_fresh(q, r) end
     schedule(q, r, held, body, not_before)
@@ -56,7 +62,7 @@ local function replace(q, held, r, id, packed, u, about, body)
   put_down(q, held, r)
   if former ~= '' and (state == 'scheduled' or former ~= entity) then release(q, {entity = former}, held) end
   claim(q, held, u, first)
-  note(q, 'replaced', held, r, state, nil, nil, nil, state == 'scheduled' and not_before)
+  note(q, 'replaced', held, r, state, nil, nil, nil, state ~= 'waiting' and not_before)
   local past = new_record(r.priority, sub(about, 1, 8), '', held)
   past.state = REPLACED
   put_down(q, id, past)
