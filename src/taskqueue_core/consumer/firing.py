@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from functools import lru_cache
 from typing import NoReturn
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import (
     Due,
     Fire,
+    Fired,
     Run,
     Schedules,
     Skip,
@@ -19,10 +21,14 @@ from taskqueue_core.capabilities import (
 )
 from taskqueue_core.consumer.outage import OUTAGE_BACKOFF, log_fields
 from taskqueue_core.errors import TaskQueueError
-from taskqueue_core.schedules import Spec, plan, scheduled_task
+from taskqueue_core.schedules import Schedule, Spec, plan, scheduled_task
 
+_READ = 1000
+"""maximum number of schedules per partition that are read at once"""
 _AT_ONCE = 100
-"""maximum number of schedules per partition, and of tasks per schedule, in one step"""
+"""maximum number of schedules, and of tasks per schedule, in one call"""
+_SMALL = 2048
+"""maximum number of bytes of a specification that stays in the cache of this process"""
 _POLL_SECONDS = 5.0
 """seconds after which the schedules are read without a notification, because one may have been lost"""
 _SPREAD_SECONDS = 0.02
@@ -60,24 +66,65 @@ async def fire_schedules(backend: Backend) -> NoReturn:
 
 
 async def _fire_due(backend: Backend, schedules: Schedules, reported: set[str]) -> float:
-    """Fire schedules that are due; return the seconds to wait until the next one is, or 0 if there are more."""
-    due = await fire_due(schedules, reported)
+    """Fire schedules that are due; return the seconds to wait until the next one is, or 0 if there may be more."""
+    shared = backend.capabilities.shared
+    due = await fire_due(schedules, reported, shared=shared)
     if due.schedules:
         return 0.0
     if due.next_at is None:
         return _POLL_SECONDS
     pause = due.next_at - due.now
-    if backend.capabilities.shared:
+    if shared:
         pause += random.uniform(0, _SPREAD_SECONDS)  # noqa: S311 - the random time only spreads the load
     return min(max(pause, 0.001), _POLL_SECONDS)
 
 
-async def fire_due(schedules: Schedules, reported: set[str]) -> Due:
-    """Fire schedules that are due, and return them with the time of the next one. ``reported``: names in the log."""
-    due = await schedules.due(_AT_ONCE)
-    if due.schedules:
-        await schedules.fire(*(_planned(one, due.now, reported) for one in due.schedules))
+async def fire_due(schedules: Schedules, reported: set[str], *, shared: bool = False) -> Due:
+    """Fire schedules that are due, and return them with the time of the next one. ``reported``: names in the log.
+
+    With ``shared``, the order is random, so that several processes do not all fire the same schedules first.
+    """
+    due = await schedules.due(_READ)
+    pending = list(due.schedules)
+    if shared:
+        random.shuffle(pending)
+    await _fire_all(schedules, pending, due.now, reported)
     return due
+
+
+async def _fire_all(
+    schedules: Schedules, pending: list[StoredSchedule], now: float, reported: set[str]
+) -> None:
+    """Fire schedules in steps. The next step is planned while the store carries out the one before.
+
+    Stop if other processes have fired most schedules of a step, because they have probably fired others, too.
+    """
+    running: asyncio.Task[tuple[Fired, ...]] | None = None
+    try:
+        for start in range(0, len(pending), _AT_ONCE):
+            some = pending[start : start + _AT_ONCE]
+            fires = [_planned(stored, now, reported) for stored in some]
+            if running is not None:
+                done = await running
+                if 2 * sum(fired.stale for fired in done) > len(done):
+                    return
+            running = asyncio.create_task(_fire(schedules, fires))
+            await asyncio.sleep(0)  # so that it is sent before the next step is planned
+        if running is not None:
+            await running
+    finally:
+        if running is not None and not running.done():
+            running.cancel()
+            await asyncio.wait([running])
+
+
+async def _fire(schedules: Schedules, fires: list[Fire]) -> tuple[Fired, ...]:
+    return await schedules.fire(*fires)
+
+
+@lru_cache(maxsize=4096)
+def _decoded(text: bytes) -> Schedule:
+    return Spec.decode(text).schedule
 
 
 def _planned(stored: StoredSchedule, now: float, reported: set[str]) -> Fire:
@@ -91,7 +138,8 @@ def _planned(stored: StoredSchedule, now: float, reported: set[str]) -> Fire:
         key=stored.key, name=stored.name, version=stored.version, planned_for=at, next_at=at
     )
     try:
-        schedule = Spec.decode(stored.spec).schedule
+        small = len(stored.spec) <= _SMALL
+        schedule = _decoded(stored.spec) if small else Spec.decode(stored.spec).schedule
         found = plan(schedule, at, max(now, at))  # by the store's clock, it is due
         if found is None:
             return unchanged
