@@ -13,6 +13,7 @@ from taskqueue_core.authoring.helpers import (
 )
 from taskqueue_core.backend import Capabilities, Capability, Publisher
 from taskqueue_core.capabilities import Control, DeadLetters, Durability, QueueSettings
+from taskqueue_core.capabilities.schedules import Fire, Fired
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.limits import check_time
 from taskqueue_core.tasks import (
@@ -194,6 +195,14 @@ class _LesserPublisher(FacadePublisher):
         return await super().publish(*tasks)
 
 
+class _LesserSchedules(FacadeSchedules):
+    async def fire(self, *fires: Fire) -> tuple[Fired, ...]:
+        if Capability.UNIQUE not in self.facade.capabilities.names:
+            reject_unique_keys([run.task for fire in fires for run in fire.runs])
+        fired: tuple[Fired, ...] = await self.inner.fire(*fires)
+        return fired
+
+
 class _LesserControl(FacadeControl):
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         names = self.facade.capabilities.names
@@ -214,6 +223,7 @@ class Minimal(Facade):
     names: frozenset[Capability] = frozenset()
     publisher_type = _LesserPublisher
     control_type = _LesserControl
+    schedules_type = _LesserSchedules
 
     @property
     def capabilities(self) -> Capabilities:
