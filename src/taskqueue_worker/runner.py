@@ -146,7 +146,7 @@ class HandlerRunner:
     async def release_running(self, cleanup_seconds: float) -> None:
         """Release all running tasks.
 
-        Async handlers are cancelled, and have ``cleanup_seconds`` to clean up before their tasks are released. The
+        Async handlers are cancelled, once, and get ``cleanup_seconds`` to clean up before their tasks are released. The
         tasks of synchronous handlers, which cannot be cancelled, are released at once, and their results are discarded.
         """
         self.stop()
@@ -158,7 +158,7 @@ class HandlerRunner:
                 self._settle_early(job, HandBack())
             else:
                 cancelled.add(job.call.task)
-        for task in cancelled:
+        for task in (each for each in cancelled if not each.cancelling()):
             task.cancel()
         if cancelled:
             await asyncio.wait(cancelled, timeout=cleanup_seconds)
