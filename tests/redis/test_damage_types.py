@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from taskqueue_core.capabilities import Endpoint, Seen
+from taskqueue_core.capabilities import Endpoint, Seen, StoredSchedule
 from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed, TaskQueueError
 from taskqueue_core.tasks import Task
 from taskqueue_redis import RedisBackend
@@ -69,6 +69,8 @@ async def backend(redis_server: RedisServer, redis_prefix: str) -> AsyncIterator
     async with opened(redis_server.url, redis_prefix, lease=15.0) as backend:
         await keep_busy(backend)
         await _keep_slots_busy(backend)
+        schedule = StoredSchedule(key=KEY, name="daily", spec=b"{}", next_at=backend.now() + 3600)
+        await backend.schedules.put(schedule)
         partition = backend._context.scripts.partitions.names[0]
         redis_server.call("RPUSH", f"{partition}:damaged", f"{KEY} id")
         await backend.publisher.publish(Task.of("other", "before", id="before"))
