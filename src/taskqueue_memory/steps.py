@@ -204,21 +204,14 @@ class Steps:
     def _begin(self, record: TaskRecord) -> TaskRecord:
         """Store a new record. The caller then sets its first state with `_enter`."""
         queue = record.queue
-        if record.task.unique is not None or queue.unique.entries:
-            self._claim(record)
+        if queue.unique.entries and (former := queue.records.get(record.task.id)) is not None:
+            queue.unique.remove(former)
         queue.records[record.task.id] = record
         if queue.fair is not None:
             queue.fair.attach(record)
         if record.task.deadline is not None:
             self.timers.deadlines.add(record.task.deadline, record, record.seq)
         return record
-
-    def _claim(self, record: TaskRecord) -> None:
-        """Let a new record hold its unique key, and not the record of an ended task with its id."""
-        unique, former = record.queue.unique, record.queue.records.get(record.task.id)
-        if former is not None:
-            unique.remove(former)
-        unique.add(record)
 
     def _offer(self, queue: QueueState) -> None:
         if not queue.available:  # otherwise all subscribers already have the queue in ``ready``

@@ -40,8 +40,15 @@ class MemoryStore(Steps):
             return self._fan_out(task, queue, now)
         found = self._look_up(task, queue, now)
         if found is None:  # asked first, because `isinstance` of a struct takes long if it is false
-            return self._store(task, queue, now, None)
-        return found if isinstance(found, Confirmation) else self._store(task, queue, now, found)
+            return self._store(task, queue, now)
+        return self._answer(found, task, now)
+
+    def _answer(self, found: Confirmation | TaskRecord, task: Task, now: float) -> Confirmation:
+        """Return the answer to a publish that stores no new task; replace the contents of the record, if it is one."""
+        if isinstance(found, Confirmation):
+            return found
+        self._replace(found, task, now)
+        return held_by(task, Published.REPLACED, found.task.id)
 
     def _look_up(
         self, task: Task, queue: QueueState, now: float
@@ -62,17 +69,13 @@ class MemoryStore(Steps):
             return refusal(task, queue.settings, queue.fresh, of_tenant)
         return None
 
-    def _store(
-        self, task: Task, queue: QueueState, now: float, holder: TaskRecord | None
-    ) -> Confirmation:
-        """Store a task, or give its contents to the ``holder`` of its unique key."""
-        if holder is not None:
-            self._replace(holder, task, now)
-            return held_by(task, Published.REPLACED, holder.task.id)
+    def _store(self, task: Task, queue: QueueState, now: float) -> Confirmation:
+        """Store a new task."""
         position = queue.states[State.WAITING]
         record, at = self._begin(TaskRecord(queue=queue, task=task)), task.not_before
         if task.unique is not None:
             record.published_at = now
+            queue.unique.add(record)
             at = task.unique.due_at(at, now, now)
         if at is not None and at > now:
             self._schedule(record, at, "published")
@@ -103,9 +106,9 @@ class MemoryStore(Steps):
             return structs.replace(refused, key=task.key, reason=reason)
         # With a unique key, each queue decides for itself.
         given = [
-            answer
-            if isinstance(answer, Confirmation)
-            else self._store(copies[key], self.queue(key), now, answer)
+            self._store(copies[key], self.queue(key), now)
+            if answer is None
+            else self._answer(answer, copies[key], now)
             for key, answer in found.items()
         ]
         best = min(given, key=lambda answer: _PREFERRED.index(answer.status))
@@ -164,13 +167,14 @@ class MemoryStore(Steps):
             raise LeaseLost("the receipt is not current: already settled, revoked, or never issued")
         worker = record.owner.consumer if record.owner else None
         self._end_receipt(record, "retry" if settles else None, revoke=settles is None)
-        if not record.live and record.state is not State.DEAD:
+        was_live = record.live
+        if not was_live and record.state is not State.DEAD:
             record = self._begin(
                 structs.replace(
                     record, task=task, digest=None, replaced=None, published_at=now, state=None
                 )
             )
-        elif record.state is State.DEAD:
+        if not was_live:
             queue.unique.add(record)
         record.retry(token, error, now, traceback, free=free)
         queue.retried += 1
