@@ -74,7 +74,7 @@ async def _fleet(
 async def _idle(
     folder: Path, server: RedisServer, prefix: str, seconds: float, **fields: Any
 ) -> str:
-    """Return the percent of a core that one server and Redis need, and the number of tasks published meanwhile."""
+    """Return the percent of a core that one server and Redis need, and the number of tasks published in that time."""
     async with opened(server.url, prefix) as backend:
         await _put(backend, fields.pop("number"), **fields)
         async with _fleet(folder, server, prefix, 1) as (pid,):

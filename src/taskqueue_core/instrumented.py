@@ -294,10 +294,8 @@ class InstrumentedSchedules:
         self.delete = inner.delete
         self.due = inner.due
         self.signal = inner.signal
-        for name in (
-            "set_paused",
-            "run_schedule",
-        ):  # of `taskqueue_core.queue_schedules.ServedSchedules`
+        # The methods of `taskqueue_core.queue_schedules.ServedSchedules`, which only some have.
+        for name in ("set_paused", "run_schedule"):
             if hasattr(inner, name):
                 setattr(self, name, getattr(inner, name))
 

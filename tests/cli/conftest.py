@@ -24,7 +24,7 @@ class Done(msgspec.Struct, frozen=True):
     err: str
 
     @property
-    def told(self) -> Any:
+    def json(self) -> Any:
         """The JSON value that the command printed on stdout."""
         return json.loads(self.out)
 

@@ -20,7 +20,7 @@ def test_declarations_are_written(cli: Cli, store: Shared) -> None:
     assert "max_attempts 50 → 10, delays none → 5 60" in " ".join(planned.out.split())
     assert "queues: 2, settings to change: 4" in planned.out
     assert store.control._store.queues == {}
-    done = cli("apply", SHOP, "--json").told
+    done = cli("apply", SHOP, "--json").json
     assert [(each["key"], each["field"]) for each in done["changed"]] == [
         ("shop.resize", "retry"), ("shop.resize", "timeout"), ("shop.resize", "rate_limit"), ("images", "retry"),
     ]  # fmt: skip
@@ -57,7 +57,7 @@ def test_an_operator_keeps_and_gives_back(cli: Cli, store: Shared) -> None:
     assert "capacity is declared no more (capacity 3 → none)" in " ".join(
         cli("apply", SHOP).out.split()
     )
-    assert cli("apply", SHOP, "--prune", "--json").told["changed"][0]["field"] == "capacity"
+    assert cli("apply", SHOP, "--prune", "--json").json["changed"][0]["field"] == "capacity"
 
 
 def test_tasks_are_shown_with_their_schema(cli: Cli) -> None:
@@ -65,13 +65,13 @@ def test_tasks_are_shown_with_their_schema(cli: Cli) -> None:
     shown = " ".join(cli("tasks", SHOP).out.split())
     assert "shop.resize shop.resize image, width?" in shown
     assert "shop.crop images image" in shown
-    resize, crop = cli("tasks", SHOP, "--schema").told
+    resize, crop = cli("tasks", SHOP, "--schema").json
     assert (resize["name"], resize["queue"], resize["payload"]["required"]) == (
         "shop.resize", "shop.resize", ["image"]
     )  # fmt: skip
     assert resize["payload"]["properties"]["width"] == {"title": "Width", "type": "integer"}
     assert crop["headers"]["taskqueue-task"] == "shop.crop"
-    assert cli("tasks", "tests.cli.work:worker", "--json").told[0]["name"] == "double"
+    assert cli("tasks", "tests.cli.work:worker", "--json").json[0]["name"] == "double"
 
 
 @pytest.mark.parametrize("command", ["apply", "tasks"])
@@ -86,9 +86,9 @@ def test_a_wrong_target_is_explained(cli: Cli, command: str) -> None:
 def test_through_a_server(cli: Cli, server: str) -> None:
     """U3, U4: through a server, an apply writes the declared owners, and an operator's change is kept."""
     at = ["--server", server]
-    assert len(cli("apply", SHOP, "--json", *at).told["changed"]) == 4
-    shown = cli("queue", "show", "shop.resize", "--json", *at).told
+    assert len(cli("apply", SHOP, "--json", *at).json["changed"]) == 4
+    shown = cli("queue", "show", "shop.resize", "--json", *at).json
     assert (shown["timeout"], shown["owners"]["timeout"]) == (30, "declared")
     cli("queue", "set", "shop.resize", "--timeout", "60", *at)
-    kept = cli("apply", SHOP, "--json", *at).told["kept"]
+    kept = cli("apply", SHOP, "--json", *at).json["kept"]
     assert [(each["field"], each["stored"]) for each in kept] == [("timeout", 60)]

@@ -48,7 +48,7 @@ def test_a_server_out_of_reach_is_4(cli: Cli) -> None:
     """If the server cannot be reached, the command exits with 4 and one line that says what to do."""
     done = cli("stats", "--server", "http://127.0.0.1:1", "--json")
     assert done.code == 4
-    assert done.told["error"]["code"] == "backend_unavailable"
+    assert done.json["error"]["code"] == "backend_unavailable"
     assert done.err.startswith("error: ")
     assert done.err.count("\n") == 1
     assert "taskqueue serve" in done.err
@@ -89,7 +89,7 @@ def test_a_bug_is_one_line_too(cli: Cli, store: Shared, monkeypatch: pytest.Monk
     monkeypatch.setattr(store.control, "queues", broken)
     done = cli("stats", "--json")
     assert done.code == 1
-    assert done.told["error"]["code"] == "internal"
+    assert done.json["error"]["code"] == "internal"
     assert done.err.startswith("error: unexpected ZeroDivisionError: oh no (")
     assert done.err.count("\n") == 1
 
@@ -136,7 +136,7 @@ def test_without_the_extra_it_says_how_to_get_it(
 
 def test_version_and_help(cli: Cli) -> None:
     """Version and help work without settings, and the help lists the exit codes."""
-    told = cli("version", "--json").told
+    told = cli("version", "--json").json
     assert set(told) == {"version", "python", "backends"}
     assert told["python"] in cli("version").out
     assert cli("--version").out == cli("version").out
@@ -156,7 +156,7 @@ def test_a_worker_without_handlers_prints_one_value(cli: Cli) -> None:
     Path("idle_worker.py").write_text("from taskqueue_worker import Worker\n\nworker = Worker()\n")
     done = cli("worker", "idle_worker:worker", "--json")
     assert done.code == 2
-    assert "has no handlers" in done.told["error"]["detail"]
+    assert "has no handlers" in done.json["error"]["detail"]
 
 
 def test_a_setting_that_excludes_another_is_an_input_error(
@@ -168,7 +168,7 @@ def test_a_setting_that_excludes_another_is_an_input_error(
     assert cli("queue", "set", "k", "--shards", "4").code == 0
     done = cli("queue", "set", "k", "--capacity", "5", "--json")
     assert done.code == 2
-    assert "a queue with the setting capacity cannot have shards" in done.told["error"]["detail"]
+    assert "a queue with the setting capacity cannot have shards" in done.json["error"]["detail"]
 
 
 @pytest.mark.parametrize(

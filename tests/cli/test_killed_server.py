@@ -30,7 +30,7 @@ def running(*words: str) -> Iterator[subprocess.Popen[bytes]]:
 def done(cli: Cli, url: str) -> int:
     """Return the number of tasks that are done."""
     known = {
-        stats["key"]: stats["ledger"] for stats in cli("stats", "--server", url, "--json").told
+        stats["key"]: stats["ledger"] for stats in cli("stats", "--server", url, "--json").json
     }
     if "double" not in known:  # a new server whose worker has not reconnected yet
         return 0
@@ -54,14 +54,14 @@ def test_a_killed_server_takes_its_tasks_and_nothing_else(
     )
     publish = ("publish", "double", "--batch", str(batch), "--server", url, "--json")
     with running(*serve) as server, running("worker", "tests.cli.work:worker", "--url", url):
-        assert cli(*publish).told["accepted"] == COUNT
+        assert cli(*publish).json["accepted"] == COUNT
         wait_until(lambda: done(cli, url) > number, "some tasks are done", tick=0, seconds=60)
         server.send_signal(signal.SIGKILL)
         server.wait()
         refused = cli(*publish)
         assert refused.code == 4
-        assert refused.told["error"]["code"] == "backend_unavailable"
+        assert refused.json["error"]["code"] == "backend_unavailable"
         with running(*serve):
             assert done(cli, url) == 0
-            assert cli(*publish).told["accepted"] == COUNT
+            assert cli(*publish).json["accepted"] == COUNT
             wait_until(lambda: done(cli, url) == COUNT, "the worker has reconnected", seconds=60)

@@ -40,11 +40,11 @@ def test_stats_show_every_ledger(cli: Cli) -> None:
     """Law 1: stats shows the ledger of each queue, and exits with 0 if all of them balance."""
     done = cli("stats", "--json")
     assert done.code == 0
-    first, second = done.told
+    first, second = done.json
     assert (first["key"], second["key"]) == ("k", "other")
     expected = Ledger(published=5, waiting=1, done=1, dead=3)
     assert first["ledger"] == msgspec.to_builtins(expected) | {"balanced": True}
-    assert cli("stats", "other", "--json").told == [second]
+    assert cli("stats", "other", "--json").json == [second]
     shown = cli("stats").out
     assert shown.count("✔") == 3
     assert "Zero in all queues: blocked, scheduled, expired, cancelled, discarded." in shown
@@ -55,13 +55,13 @@ def test_stats_of_an_unknown_queue(cli: Cli) -> None:
     """Stats of an unknown queue is an error that names the existing queues, not a row of zeros."""
     asked = cli("stats", "typo", "--json")
     assert asked.code == 2
-    assert "an existing queue (k, other)" in asked.told["error"]["detail"]
+    assert "an existing queue (k, other)" in asked.json["error"]["detail"]
 
 
 def test_stats_without_queues_say_how_to_begin(cli: Cli) -> None:
     """Stats of an empty store is not an error, and says how to publish a task."""
     assert "taskqueue publish" in cli("stats").out
-    assert cli("stats", "--json").told == []
+    assert cli("stats", "--json").json == []
 
 
 @pytest.mark.usefixtures("worked")
@@ -86,32 +86,32 @@ def test_status_gives_the_reason_of_the_end(cli: Cli) -> None:
     """C16: the status of a task without attempts left names this reason."""
     done = cli("status", "k", "d1", "--json")
     assert done.code == 0
-    assert (done.told["state"], done.told["attempt"]) == ("dead", 1)
-    assert EXHAUSTED in done.told["error"]
-    assert done.told["last_failure"]["error"] == "ValueError: no"
+    assert (done.json["state"], done.json["attempt"]) == ("dead", 1)
+    assert EXHAUSTED in done.json["error"]
+    assert done.json["last_failure"]["error"] == "ValueError: no"
     shown = cli("status", "k", "d1").out
     assert "dead" in shown
     assert f"reason        {EXHAUSTED}" in shown
     assert "attempt 1: ValueError: no" in shown
     cli("publish", "k", "1", "--id", "later", "--delay", "3600")
-    assert cli("status", "k", "later", "--json").told["due_at"] > 1_000_000_000
+    assert cli("status", "k", "later", "--json").json["due_at"] > 1_000_000_000
     assert "due  " in cli("status", "k", "later").out
     assert "there is no queue 'typo'" in cli("status", "typo", "d1").err
     missing = cli("status", "k", "nobody", "--json")
-    assert (missing.code, missing.told["error"]["code"]) == (1, "not_found")
+    assert (missing.code, missing.json["error"]["code"]) == (1, "not_found")
 
 
 @pytest.mark.usefixtures("worked")
 def test_a_result_is_printed_as_it_was_stored(cli: Cli) -> None:
     """A result is printed exactly as stored; if there is none, the error names the state of the task."""
     assert cli("result", "k", "good").out == '{"x":  1.50}\n'
-    assert cli("result", "k", "good", "--json").told == {
+    assert cli("result", "k", "good", "--json").json == {
         "key": "k",
         "task_id": "good",
         "result": {"x": 1.5},
     }
     done = cli("result", "k", "new", "--json")
-    assert (done.code, done.told["error"]["code"]) == (1, "no_result")
+    assert (done.code, done.json["error"]["code"]) == (1, "no_result")
     assert "waiting" in done.err
     assert cli("result", "k", "nobody").code == 1
 
@@ -120,22 +120,22 @@ def test_a_result_is_printed_as_it_was_stored(cli: Cli) -> None:
 def test_dead_letters_are_listed_with_reason_and_error(cli: Cli) -> None:
     """C16, U10: a dead letter is listed with its id, time, reason and last error, and shown with its traceback."""
     done = cli("dlq", "list", "k", "--json")
-    assert [letter["task"]["id"] for letter in done.told] == ["d1", "d2", "d3"]
-    letter = done.told[0]
+    assert [letter["task"]["id"] for letter in done.json] == ["d1", "d2", "d3"]
+    letter = done.json[0]
     assert letter["reason"] == EXHAUSTED
     assert letter["history"][-1]["error"] == "ValueError: no"
     assert letter["failed_at"] > 1_000_000_000
-    assert cli("dlq", "show", "k", "d2", "--json").told["task"]["id"] == "d2"
+    assert cli("dlq", "show", "k", "d2", "--json").json["task"]["id"] == "d2"
     for shown in (cli("dlq", "list", "k"), cli("dlq", "show", "k", "d1")):
         assert shown.code == 0
         assert EXHAUSTED in shown.out
         assert "ValueError: no" in shown.out
     assert letter["history"][-1]["traceback"] == TRACEBACK
     assert all(line in cli("dlq", "show", "k", "d1").out for line in TRACEBACK.splitlines())
-    assert len(cli("dlq", "list", "k", "--limit", "2", "--json").told) == 2
+    assert len(cli("dlq", "list", "k", "--limit", "2", "--json").json) == 2
     assert "No dead letters" in cli("dlq", "list", "other").out
     assert cli("dlq", "show", "k", "good").code == 1
-    assert cli("dlq", "list", "--json").told == [{"key": "k", "dead": 3}]
+    assert cli("dlq", "list", "--json").json == [{"key": "k", "dead": 3}]
     (row,) = (line for line in cli("dlq", "list").out.splitlines() if "k" in line.split())
     assert row.split() == ["k", "3"]
 
@@ -154,8 +154,8 @@ def test_a_pipe_gets_whole_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 def test_dead_letters_are_redriven_and_discarded(cli: Cli, worked: Shared) -> None:
     """Dead letters are redriven and discarded by id or all at once, and the ledger counts both."""
-    assert cli("dlq", "redrive", "k", "d1", "nobody", "--json").told == {"count": 1}
-    assert cli("dlq", "discard", "k", "d2", "--yes", "--json").told == {"count": 1}
+    assert cli("dlq", "redrive", "k", "d1", "nobody", "--json").json == {"count": 1}
+    assert cli("dlq", "discard", "k", "d2", "--yes", "--json").json == {"count": 1}
     assert "1 dead letter" in cli("dlq", "redrive", "k", "--all", "--yes").out
     ledger = asyncio.run(worked.control.ledger("k"))
     assert (ledger.waiting, ledger.dead, ledger.discarded) == (3, 0, 1)
@@ -164,14 +164,14 @@ def test_dead_letters_are_redriven_and_discarded(cli: Cli, worked: Shared) -> No
 
 def test_dead_letters_are_chosen_by_what_they_say(cli: Cli, worked: Shared) -> None:
     """C17: dead letters can be selected by reason, error and age; conditions are combined with "and"."""
-    assert cli("dlq", "redrive", "k", "--error", "TypeError", "--json").told == {"count": 0}
-    assert cli("dlq", "redrive", "k", "--older-than", "3600", "--json").told == {"count": 0}
+    assert cli("dlq", "redrive", "k", "--error", "TypeError", "--json").json == {"count": 0}
+    assert cli("dlq", "redrive", "k", "--older-than", "3600", "--json").json == {"count": 0}
     words = ("--error", "ValueError", "--older-than", "0", "--reason")
-    assert cli("dlq", "discard", "k", *words, "other", "--yes", "--json").told == {"count": 0}
-    assert cli("dlq", "redrive", "k", *words, EXHAUSTED, "--json").told == {"count": 3}
+    assert cli("dlq", "discard", "k", *words, "other", "--yes", "--json").json == {"count": 0}
+    assert cli("dlq", "redrive", "k", *words, EXHAUSTED, "--json").json == {"count": 3}
     assert asyncio.run(worked.control.ledger("k")).dead == 0
     done = cli("dlq", "redrive", "k", "--older-than", "-1", "--json")
-    assert (done.code, done.told["error"]["code"]) == (2, "invalid_input")
+    assert (done.code, done.json["error"]["code"]) == (2, "invalid_input")
 
 
 @pytest.mark.parametrize(

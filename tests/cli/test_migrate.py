@@ -47,7 +47,7 @@ def test_from_start_to_finish(cli: Cli, store: Shared, old: Shared) -> None:
     """
     assert "not started" in cli("migrate", "status").out
     assert cli("publish", KEY, "--id", "a").code == 0
-    started = cli("migrate", "start", "--json").told
+    started = cli("migrate", "start", "--json").json
     (queue,) = started["queues"]
     assert (started["phase"], started["leaves"]) == ("started", "old")
     assert (queue["key"], queue["takes_in"], queue["waiting"]) == (KEY, "new", 1)
@@ -56,8 +56,8 @@ def test_from_start_to_finish(cli: Cli, store: Shared, old: Shared) -> None:
     assert [one.published for one in ledgers(old, store)] == [1, 1]
     assert cli("stats", KEY, "--json").code == 0
     refused = cli("migrate", "finish", "--json")
-    assert (refused.code, refused.told["error"]["code"]) == (1, "migration_unfinished")
-    assert KEY in refused.told["error"]["detail"]
+    assert (refused.code, refused.json["error"]["code"]) == (1, "migration_unfinished")
+    assert KEY in refused.json["error"]["detail"]
     shown = cli("migrate", "status").out
     assert KEY in shown
     assert "started" in shown
@@ -72,13 +72,13 @@ def test_from_start_to_finish(cli: Cli, store: Shared, old: Shared) -> None:
 def test_and_back(cli: Cli, store: Shared, old: Shared) -> None:
     """Fault J2: after a rollback, new tasks go to the old store again; repeating a command is harmless."""
     for _ in range(2):
-        assert cli("migrate", "start", "--json").told["phase"] == "started"
+        assert cli("migrate", "start", "--json").json["phase"] == "started"
     cli("publish", KEY, "--id", "a")
     for _ in range(2):
-        assert cli("migrate", "rollback", "--json").told["leaves"] == "new"
+        assert cli("migrate", "rollback", "--json").json["leaves"] == "new"
     cli("publish", KEY, "--id", "b")
     assert [one.published for one in ledgers(old, store)] == [1, 1]
-    forced = cli("migrate", "finish", "--force", "--json").told
+    forced = cli("migrate", "finish", "--force", "--json").json
     assert forced["phase"] == "rolled_back"
     assert cli("migrate", "rollback", "--force").code == 0
 

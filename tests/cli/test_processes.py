@@ -20,7 +20,7 @@ def worker(target: str, *words: str) -> AbstractContextManager[subprocess.Popen[
 def wait_for(cli: Cli, server: str, key: str, task_id: str, state: str) -> None:
     """Wait until a task has this state."""
     words = ("status", key, task_id, "--server", server, "--json")
-    wait_until(lambda: cli(*words).told.get("state") == state, f"{task_id} is {state}", seconds=60)
+    wait_until(lambda: cli(*words).json.get("state") == state, f"{task_id} is {state}", seconds=60)
 
 
 @pytest.mark.parametrize(
@@ -35,12 +35,12 @@ def test_from_publish_to_result(number: signal.Signals, cli: Cli, server: str) -
         assert told["keys"] == ["double", "who"]
         for key, payload in (("double", "21"), ("who", "null")):
             done = cli("publish", key, payload, "--id", task_id, "--server", server, "--json")
-            assert done.told["status"] == "accepted"
+            assert done.json["status"] == "accepted"
             wait_for(cli, server, key, task_id, "done")
-        result = cli("result", "double", task_id, "--server", server, "--json").told["result"]
+        result = cli("result", "double", task_id, "--server", server, "--json").json["result"]
         assert result == 42
         assert cli("result", "who", task_id, "--server", server).out == '{"attempt":1}\n'
-        (stats,) = cli("stats", "double", "--server", server, "--json").told
+        (stats,) = cli("stats", "double", "--server", server, "--json").json
         assert stats["ledger"]["balanced"]
         assert stats["subscribers"] == 1
         w.send_signal(number)
@@ -65,10 +65,10 @@ def test_a_poison_task_ends_visibly(cli: Cli, server: str) -> None:
     cli("publish", "double", '"not a number"', "--id", "poison", *words)
     with worker("worker", "--url", server):
         wait_for(cli, server, "double", "poison", "dead")
-    letter = cli("dlq", "show", "double", "poison", "--server", server, "--json").told
+    letter = cli("dlq", "show", "double", "poison", "--server", server, "--json").json
     assert letter["reason"] == "invalid_payload"
     assert letter["task"]["payload"] == "not a number"
-    status = cli("status", "double", "poison", "--server", server, "--json").told
+    status = cli("status", "double", "poison", "--server", server, "--json").json
     assert "invalid_payload" in status["error"]
 
 

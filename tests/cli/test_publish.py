@@ -28,7 +28,7 @@ def test_a_publish_is_confirmed(cli: Cli) -> None:
     """D1: publish exits with 0 once the store has confirmed the task, and prints the confirmation."""
     done = cli("publish", "k", '{"n": 1}', "--id", "a", "--json")
     assert done.code == 0
-    assert (done.told["key"], done.told["task_id"], done.told["status"]) == ("k", "a", "accepted")
+    assert (done.json["key"], done.json["task_id"], done.json["status"]) == ("k", "a", "accepted")
     again = cli("publish", "k", '{"n": 1}', "--id", "a")
     assert again.code == 0
     assert "duplicate" in again.out
@@ -39,7 +39,7 @@ def test_another_payload_under_the_same_id_fails(cli: Cli) -> None:
     cli("publish", "k", "1", "--id", "a")
     done = cli("publish", "k", "2", "--id", "a", "--json")
     assert done.code == 1
-    assert done.told["error"]["code"] == "id_conflict"
+    assert done.json["error"]["code"] == "id_conflict"
     assert done.err.count("\n") == 1
 
 
@@ -113,7 +113,7 @@ def test_a_batch_publishes_every_line(cli: Cli, store: Shared) -> None:
     Path("tasks.ndjson").write_text(text)
     done = cli("publish", "k", "--batch", "tasks.ndjson", "--json")
     assert done.code == 0
-    assert (done.told["lines"], done.told["accepted"], done.told["faults"]) == (1204, 1204, [])
+    assert (done.json["lines"], done.json["accepted"], done.json["faults"]) == (1204, 1204, [])
     assert asyncio.run(store.control.ledger("k")).published == 1203
     assert asyncio.run(store.control.ledger("other")).scheduled == 1
     again = cli("publish", "k", "--batch", "tasks.ndjson")
@@ -136,7 +136,7 @@ def test_a_bad_line_does_not_hold_up_the_others(cli: Cli, store: Shared) -> None
     Path("tasks.ndjson").write_text(text)
     done = cli("publish", "k", "--batch", "tasks.ndjson", "--json")
     assert done.code == 1
-    told = done.told
+    told = done.json
     assert (told["lines"], told["accepted"], told["invalid"], told["conflict"]) == (8, 2, 5, 1)
     assert sorted(fault["line"] for fault in told["faults"]) == [2, 3, 4, 5, 6, 7]
     assert asyncio.run(store.control.ledger("k")).published == 3
@@ -156,9 +156,9 @@ def test_a_unique_key(store: Shared, cli: Cli) -> None:
     """U12: with a unique key, a second task is kept out, replaces the first one or is refused, as the option says."""
     assert cli("publish", "k", "1", "--id", "a", "--unique-key", "w").code == 0
     kept = cli("publish", "k", "2", "--id", "b", "--unique-key", "w", "--json")
-    assert (kept.code, kept.told["status"], kept.told["existing_id"]) == (0, "duplicate", "a")
+    assert (kept.code, kept.json["status"], kept.json["existing_id"]) == (0, "duplicate", "a")
     refused = cli("publish", "k", "2", "--unique-key", "w", "--on-conflict", "refuse", "--json")
-    assert (refused.code, refused.told["error"]["code"]) == (1, "not_unique")
+    assert (refused.code, refused.json["error"]["code"]) == (1, "not_unique")
     replaced = cli("publish", "k", "3", "--unique-key", "w", "--on-conflict", "replace")
     assert replaced.code == 0
     assert "replaced" in replaced.out
@@ -178,6 +178,6 @@ def test_unique_keys_in_a_file(store: Shared, cli: Cli, tmp_path: Path) -> None:
     path.write_text("\n".join(map(json.dumps, lines)))
     done = cli("publish", "--batch", str(path), "--json")
     assert done.code == 0
-    assert (done.told["accepted"], done.told["replaced"]) == (1, 2)
+    assert (done.json["accepted"], done.json["replaced"]) == (1, 2)
     (task,) = take(store)
     assert (task.id, task.payload) == ("t0", b"2")

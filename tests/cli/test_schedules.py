@@ -40,7 +40,7 @@ def test_a_schedule_is_put_and_shown(cli: Cli) -> None:
     )
     done = cli(*PUT, '{"to": "ada"}', "--cron", "0 9 * * MON-FRI", *options, "--json")
     assert done.code == 0, done.err
-    made = done.told
+    made = done.json
     assert (made["name"], made["key"], made["version"]) == ("digest", "mail", 1)
     assert made["schedule"]["when"]["timezone"] == "Europe/Berlin"
     call = made["schedule"]["call"]
@@ -49,14 +49,14 @@ def test_a_schedule_is_put_and_shown(cli: Cli) -> None:
     assert (call["headers"], call["priority"], call["expires_in"]) == ({"a": "b"}, 7, 60)
     assert made["schedule"]["starts"] == "2026-01-01T00:00:00+01:00"
     assert made["schedule"]["ends"] == "2096-10-02T07:06:40Z"
-    assert cli("schedule", "show", "digest", "--json").told == made
+    assert cli("schedule", "show", "digest", "--json").json == made
     shown = cli("schedule", "show", "digest").out
     assert "0 9 * * MON-FRI (Europe/Berlin)" in shown
     assert '{"to":"ada"}' in shown.replace('": "', '":"')
     listed = cli("schedule", "list").out
     assert "digest" in listed
     assert "mail" in listed
-    assert [each["name"] for each in cli("schedule", "list", "--json").told] == ["digest"]
+    assert [each["name"] for each in cli("schedule", "list", "--json").json] == ["digest"]
 
 
 def test_versions(cli: Cli) -> None:
@@ -65,7 +65,7 @@ def test_versions(cli: Cli) -> None:
     assert cli(*DAILY, "--late", "60", "--version", "0").code == 1
     assert cli(*DAILY, "--late", "60", "--version", "1").code == 0
     assert cli("schedule", "delete", "digest", "--yes", "--version", "1").code == 1
-    assert cli("schedule", "delete", "digest", "--yes", "--json").told["deleted"]
+    assert cli("schedule", "delete", "digest", "--yes", "--json").json["deleted"]
     assert "nothing was deleted" in cli("schedule", "delete", "digest", "--yes").err
     assert cli("schedule", "delete", "digest").code == 2  # there is nobody to ask
 
@@ -73,14 +73,14 @@ def test_versions(cli: Cli) -> None:
 def test_pause_resume_and_next(cli: Cli) -> None:
     """U13: a paused schedule shows the instants that would come."""
     cli(*PUT, "--every", "3600", "--since", "2026-01-01T00:30:00Z")
-    paused = cli("schedule", "pause", "digest", "--json").told
+    paused = cli("schedule", "pause", "digest", "--json").json
     assert (paused["paused"], paused["next_at"]) == (True, None)
     assert "paused" in cli("schedule", "show", "digest").out
-    instants = cli("schedule", "next", "digest", "-n", "3", "--json").told
+    instants = cli("schedule", "next", "digest", "-n", "3", "--json").json
     assert [instant - instants[0] for instant in instants] == [0, 3600, 7200]
     assert instants[0] % 3600 == 1800
     assert len(cli("schedule", "next", "digest").out.splitlines()) == 5
-    assert not cli("schedule", "resume", "digest", "--json").told["paused"]
+    assert not cli("schedule", "resume", "digest", "--json").json["paused"]
 
 
 def test_run_and_backfill(cli: Cli) -> None:
@@ -89,7 +89,7 @@ def test_run_and_backfill(cli: Cli) -> None:
     assert "accepted  digest.20" in cli("schedule", "run", "digest").out
     assert "has not ended" in cli("schedule", "run", "digest").out
     assert (
-        cli("schedule", "run", "digest", "--overlap", "allow", "--json").told["status"]
+        cli("schedule", "run", "digest", "--overlap", "allow", "--json").json["status"]
         == "accepted"
     )
     since, until = "2026-01-01T00:00:00Z", "2026-01-03T00:00:00Z"
@@ -97,7 +97,7 @@ def test_run_and_backfill(cli: Cli) -> None:
     assert "instants: 2 (accepted 2)" in done.out
     seconds = str(datetime(2026, 1, 2, tzinfo=UTC).timestamp())
     done = cli("schedule", "backfill", "digest", seconds, "2026-01-03T02:00:00+01:00", "--json")
-    assert [each["status"] for each in done.told] == ["duplicate", "accepted"]
+    assert [each["status"] for each in done.json] == ["duplicate", "accepted"]
     shown = cli("schedule", "show", "digest").out
     assert "overlap" in shown
 

@@ -20,7 +20,7 @@ def filled(store: Shared) -> Shared:
 
 def test_a_task_is_cancelled(cli: Cli, filled: Shared) -> None:
     """U8: cancel ends a live task, may be repeated, and refuses a task that has ended otherwise or is unknown."""
-    assert cli("cancel", "k", "a", "--json").told == {"key": "k", "task_id": "a", "cancelled": True}
+    assert cli("cancel", "k", "a", "--json").json == {"key": "k", "task_id": "a", "cancelled": True}
     again = cli("cancel", "k", "a")
     assert (again.code, "cancelled before" in again.out) == (0, True)
 
@@ -31,14 +31,14 @@ def test_a_task_is_cancelled(cli: Cli, filled: Shared) -> None:
 
     asyncio.run(finish())
     done = cli("cancel", "k", "b", "--json")
-    assert (done.code, done.told["error"]["code"]) == (1, "not_cancelled")
+    assert (done.code, done.json["error"]["code"]) == (1, "not_cancelled")
     assert "done" in done.err
-    assert cli("cancel", "k", "missing", "--json").told["error"]["code"] == "not_found"
+    assert cli("cancel", "k", "missing", "--json").json["error"]["code"] == "not_found"
 
 
 def test_a_task_is_rescheduled(cli: Cli, filled: Shared) -> None:
     """U6: reschedule gives a waiting or scheduled task another time; a running or unknown task is an error."""
-    moved = cli("reschedule", "k", "a", "--delay", "3600", "--json").told
+    moved = cli("reschedule", "k", "a", "--delay", "3600", "--json").json
     assert (moved["key"], moved["task_id"]) == ("k", "a")
     assert abs(moved["at"] - filled.now() - 3600) < 60
     assert cli("reschedule", "k", "c", "--delay", "0").code == 0
@@ -50,9 +50,9 @@ def test_a_task_is_rescheduled(cli: Cli, filled: Shared) -> None:
 
     asyncio.run(receive())
     released = cli("reschedule", "k", "b", "--delay", "5", "--json")
-    assert (released.code, released.told["error"]["code"]) == (1, "not_rescheduled")
+    assert (released.code, released.json["error"]["code"]) == (1, "not_rescheduled")
     unknown = cli("reschedule", "k", "missing", "--delay", "5", "--json")
-    assert unknown.told["error"]["code"] == "not_found"
+    assert unknown.json["error"]["code"] == "not_found"
     assert cli("reschedule", "k", "a").code == 2
     assert cli("reschedule", "k", "a", "--delay", "-1").code == 2
 
@@ -79,9 +79,9 @@ def test_an_unknown_queue_is_named(
     """U8: a command for a queue that does not exist names it, and the existing queues, the most similar one first."""
     asyncio.run(store.publisher.publish(Task(key="mail")))
     done = cli(*words, "--json")
-    assert (done.code, done.told["error"]["code"]) == (1, code)
+    assert (done.code, done.json["error"]["code"]) == (1, code)
     named = "there is no queue 'male' among those that this command can see: mail, k"
-    assert named in done.told["error"]["detail"]
+    assert named in done.json["error"]["detail"]
     right = ["mail" if word == "male" else word for word in words]
     assert "there is no queue" not in cli(*right).err
 
@@ -91,7 +91,7 @@ def test_a_purge_needs_the_name_again(cli: Cli, filled: Shared) -> None:
     assert cli("purge", "k").code == 2
     assert cli("purge", "k", "--confirm", "other").code == 2
     assert asyncio.run(filled.control.ledger("k")).waiting == 2
-    assert cli("purge", "k", "--confirm", "k", "--json").told == {"key": "k", "count": 3}
+    assert cli("purge", "k", "--confirm", "k", "--json").json == {"key": "k", "count": 3}
     assert asyncio.run(filled.control.ledger("k")).cancelled == 3
     unknown = cli("purge", "kk", "--confirm", "kk")
     assert (unknown.code, "an existing queue (k)" in unknown.err) == (2, True)
@@ -100,7 +100,7 @@ def test_a_purge_needs_the_name_again(cli: Cli, filled: Shared) -> None:
 def test_workers_are_listed(cli: Cli, filled: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
     """U8: workers lists each connected worker with its queues and running tasks; without one it says what to do."""
     assert "taskqueue worker" in cli("workers").out
-    assert cli("workers", "--json").told == []
+    assert cli("workers", "--json").json == []
     workers = filled.control.workers
 
     async def connected() -> Any:
@@ -109,7 +109,7 @@ def test_workers_are_listed(cli: Cli, filled: Shared, monkeypatch: pytest.Monkey
             return await workers()
 
     monkeypatch.setattr(filled.control, "workers", connected)
-    (worker,) = cli("workers", "--json").told
+    (worker,) = cli("workers", "--json").json
     assert (worker["worker_id"], worker["keys"], worker["in_flight"]) == ("worker-1", ["k"], 1)
     assert "worker-1" in cli("workers").out
 

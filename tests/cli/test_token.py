@@ -67,7 +67,7 @@ def test_only_for_its_owner(cli: Cli, path: Path) -> None:
 
 def test_json(cli: Cli, path: Path) -> None:
     """With --json, each command prints one JSON value."""
-    made = cli("token", "new", "mail", *MAIL, "--expires", "2030-01-01", "--json").told
+    made = cli("token", "new", "mail", *MAIL, "--expires", "2030-01-01", "--json").json
     assert made.pop("token").startswith("tq_")
     assert made.pop("file") == str(path)
     assert made == {
@@ -80,9 +80,9 @@ def test_json(cli: Cli, path: Path) -> None:
         "burst": None,
         "connections": None,
     }
-    assert cli("token", "list", "--json").told == [made]
-    assert cli("token", "revoke", "mail", "--json").told == {"revoked": [made], "file": str(path)}
-    assert cli("token", "list", "--json").told == []
+    assert cli("token", "list", "--json").json == [made]
+    assert cli("token", "revoke", "mail", "--json").json == {"revoked": [made], "file": str(path)}
+    assert cli("token", "list", "--json").json == []
 
 
 def test_rotation(cli: Cli, path: Path) -> None:
@@ -108,7 +108,7 @@ def test_rotation(cli: Cli, path: Path) -> None:
 
 def test_one_of_a_name(cli: Cli, path: Path) -> None:
     """An id selects one of several tokens with the same name."""
-    ids = [cli("token", "new", "mail", *MAIL, "--json").told["id"] for _ in range(3)]
+    ids = [cli("token", "new", "mail", *MAIL, "--json").json["id"] for _ in range(3)]
     cli("token", "revoke", "mail", "--id", ids[1])
     assert [entry.short for entry in Tokens.load(path).entries] == [ids[0], ids[2]]
 
@@ -136,7 +136,7 @@ def test_limits(cli: Cli, path: Path) -> None:
     found = Tokens.load(path).identify(done.out.strip(), time.time())
     assert found is not None
     assert (found.rate, found.burst, found.connections) == (50, 200, 1)
-    told = cli("token", "new", "slow", *MAIL, "--rate", "0.5", "--json").told
+    told = cli("token", "new", "slow", *MAIL, "--rate", "0.5", "--json").json
     assert (told["rate"], told["burst"], told["connections"]) == (0.5, None, None)
     assert "0.5" in " ".join(cli("token", "list").out.split())
 

@@ -84,7 +84,7 @@ def registered(cli: Cli, model: str, gpu: str) -> None:
     """Register the simulated GPU server for a model, and wait until it is healthy."""
     assert cli("register", model, "gpu-1", gpu, "--slots", "2").code == 0
     until = time.monotonic() + PATIENCE
-    while not all(one["healthy"] for one in cli("endpoints", model, "--json").told):
+    while not all(one["healthy"] for one in cli("endpoints", model, "--json").json):
         assert time.monotonic() < until
         time.sleep(0.02)
 
@@ -95,14 +95,14 @@ def test_from_registration_to_result(cli: Cli, gpu: str) -> None:
     registered(cli, "acme/zimg", gpu)
     done = cli("submit", "acme/zimg", '{"prompt": "a boat"}', "--wait", "30")
     assert done.code == 0, done.err
-    assert done.told["server"] == "gpu"
+    assert done.json["server"] == "gpu"
     assert done.err.startswith("leased  ")
-    told = cli("submit", "acme/zimg", "1", "--wait", "30", "--json").told
+    told = cli("submit", "acme/zimg", "1", "--wait", "30", "--json").json
     assert (told["state"], told["result"]["job_id"]) == ("done", told["job_id"])
     shown = cli("job", told["job_id"])
     assert shown.code == 0
     assert "acme/zimg" in shown.out
-    assert cli("job", told["job_id"], "--json").told["result"] == told["result"]
+    assert cli("job", told["job_id"], "--json").json["result"] == told["result"]
     table = cli("endpoints").out
     assert "acme/zimg" in table
     assert "ready" in table
@@ -148,7 +148,7 @@ def test_submitting_again(cli: Cli, gpu: str) -> None:
     words = ("submit", "again", "1", "--idempotency-key", "order-1", "--tenant", "acme")
     first, second = (cli(*words, "--priority", "7", "--json") for _ in range(2))
     assert first.code == second.code == 0
-    assert first.told["job_id"] == second.told["job_id"]
+    assert first.json["job_id"] == second.json["job_id"]
     other = cli("submit", "again", "2", "--idempotency-key", "order-1", "--tenant", "acme")
     assert other.code == 1
     assert "order-1" not in other.err
@@ -158,7 +158,7 @@ def test_no_slots(cli: Cli) -> None:
     """Submitting to a model without endpoints fails at once with exit code 1 and the reason (B9, B13)."""
     done = cli("submit", "nobody-runs-it", "--json")
     assert done.code == 1
-    assert done.told["error"]["code"] == "no_slots"
+    assert done.json["error"]["code"] == "no_slots"
     assert "no endpoint with slots" in done.err
 
 
@@ -177,39 +177,39 @@ def test_a_job_that_fails(cli: Cli, gpu: str) -> None:
         finally:
             running.kill()
     assert done.code == 1
-    assert done.told["error"]["code"] == "job_ended"
+    assert done.json["error"]["code"] == "job_ended"
     assert "max_retries_exceeded" in done.err
     registered(cli, "drained", gpu)
     assert cli("drain", "drained", "gpu-1").code == 0
     late = cli("submit", "drained", "--wait", "0.2", "--json")
     assert late.code == 1
-    assert late.told["error"]["code"] in {"not_ended", "no_slots"}
+    assert late.json["error"]["code"] in {"not_ended", "no_slots"}
 
 
 def test_drain_undo_and_remove(cli: Cli, gpu: str) -> None:
     """An endpoint can be drained, used again and removed; an unknown endpoint is an error (C12)."""
     registered(cli, "rotating", gpu)
     drained = cli("drain", "rotating", "gpu-1", "--json")
-    assert drained.told["draining"]
+    assert drained.json["draining"]
     assert "draining" in cli("endpoints", "rotating").out
     again = cli("drain", "rotating", "gpu-1", "--undo", "--json")
-    assert (again.told["draining"], again.told["slots"]) == (False, 2)
+    assert (again.json["draining"], again.json["slots"]) == (False, 2)
     assert cli("remove", "rotating", "gpu-1").code == 0
     for words in (("drain", "rotating", "gpu-9"), ("remove", "rotating", "gpu-9")):
         done = cli(*words, "--json")
         assert done.code == 1
-        assert done.told["error"]["code"] == "not_found"
+        assert done.json["error"]["code"] == "not_found"
     assert cli("drain", "rotating", "gpu-9", "--undo").code == 1
 
 
 def test_config(cli: Cli) -> None:
     """Fields of a configuration can be shown, changed and reset; a wrong one changes nothing (C5, C13)."""
     defaults = ModelConfig().model_dump(mode="json")
-    assert cli("config", "flux/1", "--json").told == defaults
+    assert cli("config", "flux/1", "--json").json == defaults
     words = ("--set", "model_type=async", "--set", "poll_endpoint_template=/status/{id}")
     changed = cli("config", "flux/1", *words, "--set", 'weights={"acme":3}', "--json")
     assert changed.code == 0, changed.err
-    more = cli("config", "flux/1", "--set", "poll_interval=3", "--json").told
+    more = cli("config", "flux/1", "--set", "poll_interval=3", "--json").json
     assert more == defaults | {
         "model_type": "async",
         "poll_endpoint_template": "/status/{id}",
@@ -220,9 +220,9 @@ def test_config(cli: Cli) -> None:
         done = cli("config", "flux/1", "--set", wrong)
         assert done.code == 2, wrong
         assert wrong.partition("=")[2] not in done.err.partition("allowed")[0] or "=" not in wrong
-    assert cli("config", "flux/1", "--json").told == more
+    assert cli("config", "flux/1", "--json").json == more
     assert "poll interval" in cli("config", "flux/1").out.replace("_", " ")
-    assert cli("config", "flux/1", "--reset", "--json").told == defaults
+    assert cli("config", "flux/1", "--reset", "--json").json == defaults
 
 
 def test_wrong_usage(cli: Cli, tmp_path: Path) -> None:

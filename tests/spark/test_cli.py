@@ -94,9 +94,9 @@ def test_from_a_journal_to_a_report(cli: Cli, tmp_path: Path) -> None:
     doubled(journal)
     done = cli("report", "--journal", str(journal), "--out", "out", "--key", "k<b>", "--json")
     assert done.code == 1, done.err
-    assert done.told["verdict"]["kind"] == "violated"
-    html = Path(done.told["html"]).read_text()
-    told = json.loads(Path(done.told["json"]).read_text())
+    assert done.json["verdict"]["kind"] == "violated"
+    html = Path(done.json["html"]).read_text()
+    told = json.loads(Path(done.json["json"]).read_text())
     (row,) = told["account"]["conservation"]
     assert (row["published"], row["completed"], row["dead_lettered"], row["cancelled"]) == (
         40,
@@ -121,9 +121,9 @@ def test_from_a_journal_to_a_report(cli: Cli, tmp_path: Path) -> None:
     }  # fmt: skip
 
     done = cli("failures", "--from", "out", "--json")
-    assert [one["fingerprint"] for one in done.told["rows"]] == [failure["fingerprint"]]
+    assert [one["fingerprint"] for one in done.json["rows"]] == [failure["fingerprint"]]
     done = cli("redrive", failure["fingerprint"], "--from", "out", "--dry-run", "--json")
-    assert done.told == {"found": 2}
+    assert done.json == {"found": 2}
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_bad_arguments_are_refused_before_spark_starts(
     monkeypatch.setattr("taskqueue_spark.session.session", None)
     done = cli(*words, "--json")
     assert done.code == 2, done.err
-    assert said in done.told["error"]["detail"]
+    assert said in done.json["error"]["detail"]
     assert done.err.count("\n") == 1
 
 
@@ -171,7 +171,7 @@ def test_a_folder_in_use_is_refused_before_spark_starts(
     with locked(StreamOptions(out=tmp_path / "out")):
         done = cli("stream", "--journal", str(journal), "--out", "out", "--once", "--json")
     assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "another service is using" in done.told["error"]["detail"]
+    assert "another service is using" in done.json["error"]["detail"]
 
 
 def test_without_spark_it_says_what_to_install(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

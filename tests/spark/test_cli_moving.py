@@ -60,19 +60,19 @@ def test_a_file_becomes_tasks_and_the_dead_are_tried_again(
     words = ("load", str(rows), "--queue", "q", "--id", "number", "--json")
     done = cli(*words)
     assert done.code == 0, done.err
-    assert done.told == {"confirmed": 3, "duplicate": 0, "conflict": 0, "invalid": 0}
-    assert cli(*words).told["duplicate"] == 3
+    assert done.json == {"confirmed": 3, "duplicate": 0, "conflict": 0, "invalid": 0}
+    assert cli(*words).json["duplicate"] == 3
     payloads = asyncio.run(_fail_all(settings))
     assert min(payloads, key=lambda one: str(one["name"])) == {"number": "1", "name": "a"}
 
     done = cli("redrive", "--all", "--backend", "redis", "--json")
-    assert done.told == {"found": 3, "redriven": 3, "passed": 0}
+    assert done.json == {"found": 3, "redriven": 3, "passed": 0}
     done = cli("audit", "--backend", "redis", "--json")
     assert done.code == 0, done.err
-    (row,) = done.told["conservation"]
+    (row,) = done.json["conservation"]
     assert (row["published"], row["waiting"], row["dead_lettered"]) == (3, 3, 0)
-    assert done.told["asked"]
-    (ledger,) = done.told["ledgers"]
+    assert done.json["asked"]
+    (ledger,) = done.json["ledgers"]
     assert ledger["agrees"]
 
 

@@ -56,13 +56,13 @@ def test_a_number_with_two_transitions(cli: Cli, tmp_path: Path) -> None:
     journal.write_bytes(b"".join([*began, acked, dead]))
     done = cli("audit", "--journal", str(journal), "--out", "out", "--json")
     assert done.code == 1, done.err
-    assert done.told["verdict"]["kind"] == "contradictory"
-    (row,) = done.told["conservation"]
+    assert done.json["verdict"]["kind"] == "contradictory"
+    (row,) = done.json["conservation"]
     assert (row["balanced"], row["unknown"], row["completed"]) == (False, 1, 1)
-    assert done.told["anomalies"]["contradiction"] == 1
-    assert done.told["contradictions"] == [{"run": "r1", "shard": 0, "seq": 3}]
+    assert done.json["anomalies"]["contradiction"] == 1
+    assert done.json["contradictions"] == [{"run": "r1", "shard": 0, "seq": 3}]
     history = cli("history", "--from", "out", "--json")
-    assert (history.code, history.told["contradictory"]) == (1, 1)
+    assert (history.code, history.json["contradictory"]) == (1, 1)
 
 
 @pytest.mark.parametrize("ends", [("acked", "dead_lettered"), ("dead_lettered", "acked")])
@@ -86,8 +86,8 @@ def test_a_copy_is_no_contradiction(cli: Cli, tmp_path: Path) -> None:
         (tmp_path / "journals").mkdir(exist_ok=True)
         (tmp_path / "journals" / name).write_bytes(b"".join([*began, acked]))
     done = cli("audit", "--journal", str(tmp_path / "journals"), "--json")
-    assert (done.code, done.told["verdict"]["kind"]) == (0, "balanced"), done.err
-    assert done.told["total"]["completed"] == 2
+    assert (done.code, done.json["verdict"]["kind"]) == (0, "balanced"), done.err
+    assert done.json["total"]["completed"] == 2
 
 
 def test_contents_differ_in_any_column(spark: SparkSession) -> None:
@@ -130,9 +130,9 @@ def test_a_journal_without_a_readable_line(cli: Cli, tmp_path: Path, command: st
     journal = tmp_path / "journal.jsonl"
     journal.write_bytes(b"".join(text[:40] + b"\n" for text in two_ends()[0]))
     done = cli(command, "--journal", str(journal), "--json")
-    assert (done.code, done.told["ok"]) == (1, False)
+    assert (done.code, done.json["ok"]) == (1, False)
     if command == "audit":
-        assert done.told["verdict"]["kind"] == "unreadable"
+        assert done.json["verdict"]["kind"] == "unreadable"
 
 
 def test_a_service_that_can_read_nothing() -> None:
@@ -179,6 +179,6 @@ def test_the_store_is_asked_about_the_unknown(
     monkeypatch.setenv("TASKQUEUE_REDIS_URL", redis_server.url)
     monkeypatch.setenv("TASKQUEUE_REDIS_PREFIX", redis_prefix)
     done = cli("audit", "--backend", "redis", "--json")
-    assert done.told["missing"] == 1, json.dumps(done.told)
-    (row,) = done.told["conservation"]
+    assert done.json["missing"] == 1, json.dumps(done.json)
+    (row,) = done.json["conservation"]
     assert (row["unknown"], row["waiting"]) == (0, 19)

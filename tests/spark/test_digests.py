@@ -218,8 +218,8 @@ def test_the_audit_checks_digests(cli: Cli, journal: Path) -> None:
     journal.write_bytes(b"".join(swapped(lines)))
     for where in (["--journal", str(journal), "--out", "out"], ["--from", "out"]):
         done = cli("audit", *where, "--json")
-        assert (done.code, done.told["verdict"]["kind"]) == (1, "altered"), done.err
-        assert done.told["digests"]["first"][0]["seq"] == 15
+        assert (done.code, done.json["verdict"]["kind"]) == (1, "altered"), done.err
+        assert done.json["digests"]["first"][0]["seq"] == 15
 
 
 def test_an_altered_journal_is_a_fault() -> None:

@@ -6,9 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Literal, TypeVar, cast
 
-import msgspec
 import typer
 from msgspec import Raw
 from rich.markup import escape
@@ -87,7 +86,7 @@ def listing(
 
     found = _with(server, read)
     if as_json:
-        print_json([_as_dict(status) for status in found])
+        print_json(found)
         return
     if not found:
         console.print(
@@ -373,7 +372,7 @@ def _next(status: ScheduleStatus) -> str:
 
 def _print(status: ScheduleStatus, *, as_json: bool) -> None:
     if as_json:
-        print_json(_as_dict(status))
+        print_json(status)
         return
     fields = {"name": status.name, "queue": status.key, "when": _when(status)}
     fields |= {"next": _next(status), "version": str(status.version)}
@@ -392,7 +391,3 @@ def _print(status: ScheduleStatus, *, as_json: bool) -> None:
         for each in status.recent
     )
     print_fields(fields)
-
-
-def _as_dict(status: ScheduleStatus) -> dict[str, Any]:
-    return msgspec.structs.asdict(status)

@@ -119,7 +119,7 @@ class Dependencies(Protocol):
         """Return up to ``limit`` lines of all partitions, the oldest of each partition first.
 
         ``after``: the `Line.id` after which to continue; ``None`` from the beginning. Fewer lines than ``limit`` mean
-        that there are no more. Lines that are written meanwhile may be left out. A store may leave out, for some
+        that there are no more. Lines that are written during the calls may be left out. A store may leave out, for some
         seconds, lines that another process has read. Lines may be large: a page ends when the results in it are larger
         than some megabytes, and then has at least one line and perhaps fewer than ``limit``; read on until a page is
         empty.

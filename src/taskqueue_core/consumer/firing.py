@@ -108,7 +108,7 @@ async def _fire_all(
                 done = await running
                 if 2 * sum(fired.stale for fired in done) > len(done):
                     return
-            running = asyncio.create_task(_fire(schedules, fires))
+            running = asyncio.create_task(schedules.fire(*fires))
             await asyncio.sleep(0)  # so that it is sent before the next step is planned
         if running is not None:
             await running
@@ -116,10 +116,6 @@ async def _fire_all(
         if running is not None and not running.done():
             running.cancel()
             await asyncio.wait([running])
-
-
-async def _fire(schedules: Schedules, fires: list[Fire]) -> tuple[Fired, ...]:
-    return await schedules.fire(*fires)
 
 
 @lru_cache(maxsize=4096)

@@ -27,8 +27,6 @@ class SkipReason(StrEnum):
     """no server or worker ran at that time, and `Schedule.catch_up` does not make up for it"""
     TOO_MANY = "too_many"
     """more than 1,000 instants were missed; the oldest ones are skipped"""
-    REFUSED = "refused"
-    """the queue refused the task until the instant was late"""
     OVERLAP = "overlap"
     """the task of an earlier instant had not ended"""
 

@@ -26,7 +26,7 @@ while at <= #ARGV and not full do
   if current ~= version or planned ~= '' and planned ~= present then
     answers[#answers + 1] = 0
   else
-    local lines, told, i = {}, {}, 0
+    local lines, published, i = {}, {}, 0
     for line in string.gmatch(outcomes, '[^\n]+') do lines[#lines + 1] = line end
     for instant, count, reason in string.gmatch(skips, '(%d+) (%d+) ([^\n]*)') do
       lines[#lines + 1] = instant .. ' ' .. text(now) .. ' ' .. count .. ' - ' .. reason
@@ -38,9 +38,9 @@ while at <= #ARGV and not full do
         break
       end
       local id = ARGV[at + 3 * i]
-      full = publish_tasks(queue(key), at + 3 * i, 1, told)
+      full = publish_tasks(queue(key), at + 3 * i, 1, published)
       i = i + 1
-      local result = result_of(told[i])
+      local result = result_of(published[i])
       if not result then
         stopped = instant
         break
@@ -53,7 +53,7 @@ while at <= #ARGV and not full do
       write_schedule(field, version, next_at, table.concat(lines, '\n', math.max(1, #lines - KEPT + 1)))
     end
     if planned ~= '' and (not changed or next_at == planned) then call('ZADD', DUE, text(now + LATER), field) end
-    answers[#answers + 1] = told
+    answers[#answers + 1] = published
   end
   at = at + 3 * n
 end

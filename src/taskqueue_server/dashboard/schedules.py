@@ -24,7 +24,6 @@ _SKIPPED = {
     "late": "it was too late",
     "missed": "no server or worker ran",
     "too_many": "too many instants were missed",
-    "refused": "the queue refused the task",
     OVERLAP: "an earlier task had not ended",
     Refusal.NOT_UNIQUE: "an earlier task had not ended",
     Published.DUPLICATE: "its task was published before",

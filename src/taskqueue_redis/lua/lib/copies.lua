@@ -20,7 +20,7 @@ local function publish_copies(bound, id, about, body)
     bound.damaged = true
     return 'intake_paused', false
   end
-  local keys, lacking, known, replacing, told = bound.bound_to, {}, {}, {}, {}
+  local keys, lacking, known, replacing, answers = bound.bound_to, {}, {}, {}, {}
   local rare = rare_of(about)
   local u = rare and rare.u
   bound.copies = (bound.copies or 0) + #keys
@@ -38,7 +38,7 @@ local function publish_copies(bound, id, about, body)
       if r then replacing[#replacing + 1] = {q, held, r} end
     end
     if answer ~= 0 then
-      told[answer == -1 and 'duplicate' or string.match(answer, '^[%l_]+')] = answer
+      answers[answer == -1 and 'duplicate' or string.match(answer, '^[%l_]+')] = answer
     else
       local why = q.limited and refusal(q, about)
       if why then return why .. '/' .. q.key, full end
@@ -52,7 +52,7 @@ local function publish_copies(bound, id, about, body)
     q.copied = true
   end
   full = full or bytes >= BYTES or sharers >= SHARERS
-  if #lacking == 0 then return told.replaced or told.duplicate or told.not_unique, full end
+  if #lacking == 0 then return answers.replaced or answers.duplicate or answers.not_unique, full end
   local position = lacking[1].waiting
   for i = 1, #lacking do
     local q = lacking[i]
