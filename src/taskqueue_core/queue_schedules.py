@@ -95,8 +95,8 @@ class QueueSchedules:
         A pause or resume stays in force. The next instant stays the same unless the time of the schedule changes;
         then it is the first one after now. ``version`` is the one to replace; 0 means that there must be none.
 
-        Raises `SettingsConflict` if ``version`` is given and the stored one is another, and `InvalidInput` if the
-        stored schedule belongs to another queue.
+        Raises `SettingsConflict` if ``version`` is given and the stored one is another, or if other programs keep
+        changing the schedule, and `InvalidInput` if the stored schedule belongs to another queue.
         """
         if not isinstance(schedule, Schedule):
             raise InvalidInput("schedule", kind_of(schedule), "a Schedule")

@@ -135,16 +135,17 @@ class RemoteSchedules:
     async def list(
         self, *, after: str | None = None, limit: int = 100
     ) -> tuple[StoredSchedule, ...]:
-        while (
-            True
-        ):  # a page may be empty although others follow, if the token permits none of its schedules
-            query: dict[str, str | int] = {"limit": min(limit, LIMITS.batch)}
+        found: tuple[StoredSchedule, ...] = ()
+        while len(found) < limit:  # a page has fewer schedules if they are large
+            query: dict[str, str | int] = {"limit": min(limit - len(found), LIMITS.batch)}
             if after is not None:
                 query["after"] = after
             page = await self._client.ask("GET", "/v1/schedules", _Page, query=query)
-            if page.schedules or page.next is None:
-                return tuple(status.stored() for status in page.schedules)
+            found += tuple(status.stored() for status in page.schedules)
+            if page.next is None or not page.schedules:
+                break
             after = page.next
+        return found
 
     async def delete(self, key: str, name: str, *, version: int | None = None) -> bool:  # noqa: ARG002 - see `Schedules`
         query: dict[str, str | int] = {} if version is None else {"version": version}

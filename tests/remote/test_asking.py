@@ -277,6 +277,29 @@ async def test_pages_that_start_again_show_nothing_twice() -> None:
     assert len(await backend.dead_letters.list("k", limit=5000)) == 1000
 
 
+async def test_pages_of_schedules() -> None:
+    """U13: a list of schedules has fewer than its limit only at the end, however short the pages of the server are."""
+    names = [f"s{number}" for number in range(5)]
+    asked: list[dict[str, str]] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        query = dict(request.url.params)
+        asked.append(query)
+        rest = [name for name in names if name > query.get("after", "")]
+        page: list[dict[str, object]] = [
+            {"name": name, "key": "k", "schedule": None, "next_at": None, "paused": False}
+            | {"version": 1, "declared_by": None, "recent": []}
+            for name in rest[: min(2, int(query["limit"]))]
+        ]
+        following = page[-1]["name"] if len(rest) > len(page) else None
+        return httpx2.Response(200, json={"schedules": page, "next": following})
+
+    schedules = RemoteBackend("http://h", transport=httpx2.MockTransport(answer)).schedules
+    assert [stored.name for stored in await schedules.list(limit=4)] == names[:4]
+    assert asked == [{"limit": "4"}, {"limit": "2", "after": "s1"}]
+    assert [stored.name for stored in await schedules.list(after="s1", limit=9)] == names[2:]
+
+
 async def test_the_server_applies_a_filter() -> None:
     """A redrive by filter is one request, because the server applies the filter."""
     requests: list[tuple[str, str, object]] = []
