@@ -26,7 +26,7 @@ async def fill(it: Running) -> None:
     store = schedules_of(it.context.backend)
     stored = await store.get("sweep")
     assert stored is not None
-    skipped = (Skip(1_700_000_000.0, "missed", 7), Skip(1_700_000_900.0, "refused"))
+    skipped = (Skip(1_700_000_000.0, "missed", 7), Skip(1_700_000_900.0, "late"))
     fire = Fire(
         key="k",
         name="sweep",
@@ -54,7 +54,7 @@ async def test_the_list_shows_next_and_last_instants(
     assert "0 9 * * MON-FRI (Europe/Berlin)" in rows["digest"]
     assert ", accepted" in rows["digest"]
     assert "every 1.5 min" in rows["sweep"]
-    assert ", refused" in rows["sweep"]
+    assert ", late" in rows["sweep"]
     states = {"digest": "Active", "paused": "Paused", "ended": "Ended", "damaged": "Cannot be read"}
     for name, state in states.items():
         assert f">{state}</span>" in rows[name], rows[name]
@@ -72,7 +72,7 @@ async def test_a_page_shows_what_was_skipped_and_why(
     assert page.count("<li>") == 10
     assert "2023-11-14 22:13:20 UTC and 6 more" in page
     assert "no server or worker ran" in page
-    assert "the queue refused the task" in page
+    assert "it was too late" in page
     page = (await client.get("/schedules/digest")).text
     assert 'href="/tasks/k/digest.' in page
     assert "up to 30 s" in page

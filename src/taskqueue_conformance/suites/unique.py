@@ -208,7 +208,7 @@ class UniqueSuite(Harness, needs=(Capability.UNIQUE,)):
         assert await bench.statuses(other) == [Published.CONFLICT]
         await bench.expect(published=2, waiting=2)
 
-    @needs(Capability.FLOW)
+    @needs(Capability.CONTROL, Capability.FLOW)
     async def test_unique_takes_no_room(self, bench: Bench) -> None:
         """A task that is kept out is not refused for lack of room, nor while the intake is paused (law 6; U12)."""
         await bench.limit(capacity=1)

@@ -211,7 +211,7 @@ class UniqueReplaceSuite(Harness, needs=(Capability.UNIQUE,)):
         await subscription.ack(delivery)
         assert (await bench.one(subscription)).task.value() == "r1"
 
-    @needs(Capability.FLOW)
+    @needs(Capability.CONTROL, Capability.FLOW)
     async def test_replace_room(self, bench: Bench) -> None:
         """A replacement takes no room and frees none, whatever the states before and after it are (law 6; U12)."""
         await bench.limit(capacity=2)
