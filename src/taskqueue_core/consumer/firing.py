@@ -39,9 +39,10 @@ _log = logging.getLogger("taskqueue.schedules")
 
 async def fire_schedules(backend: Backend) -> NoReturn:
     """Fire the schedules of a backend until cancelled. Log only the first of several failures in a row."""
-    schedules, failures, reported = schedules_of(backend), 0, set[str]()
+    failures, reported = 0, set[str]()
     while True:
         try:
+            schedules = schedules_of(backend)
             async with schedules.signal() as signal:
                 while True:
                     async with asyncio.timeout(_CALL_SECONDS):

@@ -24,9 +24,10 @@ class NotedBackend:
         self.log = log
         self._unnoted = frozenset(unnoted)
         self.publisher = _NotedPublisher(inner, log, self._unnoted)
-        self.control = inner.control  # type: ignore[attr-defined]
-        self.dead_letters = inner.dead_letters  # type: ignore[attr-defined]
-        self.slots = getattr(inner, "slots", None)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the wrapped backend, for example its control, so that it has all capabilities."""
+        return getattr(self.inner, name)
 
     @property
     def capabilities(self) -> Capabilities:
