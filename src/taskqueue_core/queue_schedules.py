@@ -155,11 +155,13 @@ class QueueSchedules:
             needed.append((Capability.ORDERING_KEYS, "overlap"))
         if schedule.task.ordering_key is not None:
             needed.append((Capability.ORDERING_KEYS, "ordering_key"))
+        if schedule.task.unique is not None:
+            needed.append((Capability.UNIQUE, "unique"))
         for capability, field in needed:
             if not has(self._backend, capability):
                 raise CapabilityMissing(
                     f"{field}: the backend does not have the capability {capability.value!r}: use overlap='allow', "
-                    "without an ordering key, or another backend"
+                    "without an ordering key and a unique key, or another backend"
                 )
 
     async def get(self, name: str) -> ScheduleStatus | None:

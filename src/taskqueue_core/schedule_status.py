@@ -33,6 +33,8 @@ class ScheduleStatus(msgspec.Struct, frozen=True, kw_only=True):
     """the prefix of the registry that declares it; ``None`` if it was put at run time"""
     recent: tuple[Outcome, ...] = ()
     """what became of the last instants, oldest first"""
+    refused: Outcome | None = None
+    """the last attempt to publish for ``next_at``, if the queue refused the task: it is tried again"""
     problem: str | None = None
     """why the schedule cannot be read and does not fire, for example because this machine lacks its time zone"""
 
@@ -53,5 +55,6 @@ class ScheduleStatus(msgspec.Struct, frozen=True, kw_only=True):
             version=stored.version,
             declared_by=None if spec is None else spec.declared_by,
             recent=stored.recent,
+            refused=stored.refused,
             problem=problem,
         )

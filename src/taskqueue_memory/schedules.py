@@ -98,9 +98,8 @@ class MemorySchedules:
     def _fire(self, fire: Fire) -> Fired:
         stored, now = self._find(fire.key, fire.name), self._store.clock.now()
         done, changed = fire_step(stored, fire, self._store.publish, now)
-        present = changed or stored
-        if present is not None and not done.stale:
-            self._keep(present, due_again(fire, present, now))
+        if changed is not None:
+            self._keep(changed, due_again(fire, changed, now))
         return done
 
     def signal(self) -> MemoryRoomSignal:

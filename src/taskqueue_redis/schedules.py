@@ -48,9 +48,9 @@ class RedisSchedules:
                 f"the schedule has version {int(stored[0])}, not {version}: "
                 "read it again, and repeat the change"
             )
-        return _schedule(
-            f"{schedule.name} {key}".encode(), b"%b:%b\n%b" % tuple(stored), schedule.spec
-        )
+        set_version, next_at, outcomes, refused = stored
+        record = b"%b:%b:%b\n%b" % (set_version, next_at, refused, outcomes)
+        return _schedule(f"{schedule.name} {key}".encode(), record, schedule.spec)
 
     async def get(self, name: str, *, key: str | None = None) -> StoredSchedule | None:
         check_name("name", name)
@@ -220,7 +220,7 @@ def _schedules(reply: Sequence[bytes]) -> tuple[StoredSchedule, ...]:
 def _schedule(field: bytes, record: bytes, spec: bytes) -> StoredSchedule:
     name, _, key = field.decode().partition(" ")
     head, _, lines = record.partition(b"\n")
-    version, _, next_at = head.partition(b":")
+    version, next_at, *refused = head.split(b":", 2)
     return StoredSchedule(
         key=key,
         name=name,
@@ -228,6 +228,7 @@ def _schedule(field: bytes, record: bytes, spec: bytes) -> StoredSchedule:
         next_at=seconds(next_at) if next_at else None,
         version=int(version),
         recent=tuple([_outcome(line) for line in lines.decode().splitlines()]),
+        refused=_outcome(refused[0].decode()) if refused and refused[0] else None,
     )
 
 

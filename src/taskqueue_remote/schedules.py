@@ -66,6 +66,7 @@ class _Status(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     declared_by: str | None
     recent: tuple[Outcome, ...]
+    refused: Outcome | None = None
 
     def stored(self) -> StoredSchedule:
         """Return the schedule as the store keeps it, without checks: this machine may lack its time zone."""
@@ -84,6 +85,7 @@ class _Status(msgspec.Struct, frozen=True, kw_only=True):
             next_at=self.next_at,
             version=self.version,
             recent=self.recent,
+            refused=self.refused,
         )
 
 

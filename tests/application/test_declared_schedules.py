@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from typing import Any
 
 import pytest
@@ -17,17 +17,21 @@ from taskqueue_core import (
     Schedule,
     Tasks,
     TaskTemplate,
+    Unique,
 )
 from taskqueue_core.application.errors import InvalidArguments
 from taskqueue_core.backend import Capability
 from taskqueue_core.errors import CapabilityMissing, ConfigurationError, InvalidInput
 from taskqueue_core.schedules import scheduled_task
+from taskqueue_core.tasks import Published
 from taskqueue_memory import MemoryBackend
 
 MINUTE = Every(60)
 NOTHING: Any = None
 SIXTY: Any = 60
 NIGHTLY = Cron("0 3 * * *", timezone="Europe/Berlin")
+STARTED = Unique(until="started")
+BY_AT = Unique(by=("at",))
 
 
 @pytest.fixture
@@ -53,6 +57,11 @@ def greet(to: str) -> None:
 def call(**options: Any) -> Any:
     """Return a call with options."""
     return Tasks().task("digest")(digest).using(**options).call()
+
+
+def dated(**options: Any) -> Any:
+    """Return a call with options that takes the instant."""
+    return Tasks().task("digest")(digest).using(**options).call(at=Instant)
 
 
 def shop(prefix: str = "shop.", **schedules: Any) -> Tasks:
@@ -140,6 +149,24 @@ def test_an_instant_that_nothing_can_take_is_refused() -> None:
 
     with pytest.raises(InvalidArguments, match="batch"):
         tasks.task("many", batch=5)(many).call(Instant)
+
+
+async def test_a_unique_task_is_published_with_its_key(queue: Queue) -> None:
+    """U12, U13: so a task that was published by hand counts; `using(unique=None)` leaves it to ``overlap``."""
+    tasks = Tasks()
+    function = tasks.task("digest", unique=Unique(by=("to",)))(digest)
+    schedule = tasks.schedule("ada", function.call("ada", at=Instant), Every(60))
+    without = function.using(unique=None).call("ada", at=Instant)
+    tasks.schedule("free", without, Every(60))
+    await apply(tasks, queue)
+    async with tasks.connect(queue):
+        by_hand = await function.publish("ada", datetime.now(UTC))
+    kept = await queue.schedules.trigger("ada")
+    assert (kept.status, kept.existing_id) == (Published.DUPLICATE, by_hand.id)
+    assert (await queue.schedules.trigger("free")).status is Published.ACCEPTED
+    stored = await queue.schedules.get("ada")
+    assert stored is not None
+    assert stored.schedule == schedule
 
 
 async def test_a_call_with_an_instant_is_only_for_schedules(queue: Queue) -> None:
@@ -240,6 +267,10 @@ async def test_included_registries_declare_through_the_one_that_is_applied(queue
         (lambda: shop().schedule("a", call(delay=5), MINUTE), "'shop.a': delay: got an option"),
         (lambda: shop().schedule("a", call(id="x"), MINUTE), "'shop.a': id: got an option"),
         (lambda: shop().schedule("a", call(), MINUTE, late=0), "schedule 'shop.a': late"),
+        (lambda: shop().schedule("a", call(debounce=5), MINUTE), "debounce: got an option"),
+        (lambda: shop().schedule("a", call(unique=STARTED), MINUTE), "overlap: got 'skip' with a"),
+        (lambda: shop().schedule("a", dated(unique=Unique()), MINUTE), "unique: .*on Instant"),
+        (lambda: shop().schedule("a", dated(unique=BY_AT), MINUTE), "unique: .*on Instant"),
         (lambda: Tasks().task("digest", schedule=SIXTY)(digest), "schedule 'digest': when"),
         (lambda: Tasks().task("x", schedule=MINUTE)(greet), "'x'.*to is missing.*tasks.schedule"),
     ],

@@ -68,6 +68,14 @@ class ForgetsTheRefused(_Firing):
         return done
 
 
+class ForgetsWhyRefused(_Firing):
+    """Defect: the reason of a refusal is not kept."""
+
+    async def get(self, name: str, *, key: str | None = None) -> StoredSchedule | None:
+        stored: StoredSchedule | None = await self.inner.get(name, key=key)
+        return None if stored is None else structs.replace(stored, refused=None)
+
+
 class HidesOthers(FacadeSchedules):
     """Defect: a schedule whose instant was refused is due again at once."""
 

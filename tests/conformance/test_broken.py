@@ -60,6 +60,7 @@ CASES: tuple[tuple[Broken, str, str | None], ...] = (
     (schedules.FiresOldPlans, "test_plan_of_an_old_version", None),
     (schedules.MovesOnWhenRefused, "test_full_queue", "6"),
     (schedules.ForgetsTheRefused, "test_queue_becomes_full", "6"),
+    (schedules.ForgetsWhyRefused, "test_last_refusal", "6"),
     (schedules.HidesOthers, "test_plan_without_effect", None),
     (schedules.TurnsBack, "test_a_change_keeps_the_next_time", None),
     (schedules.KeepsQuiet, "test_signal_of_schedules", None),

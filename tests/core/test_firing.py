@@ -114,7 +114,7 @@ async def test_missed_instants_are_made_up_for(bench: Bench) -> None:
 
 
 async def test_full_queue(bench: Bench) -> None:
-    """U13: a refused instant is tried again until it is late, then it is skipped, not lost silently."""
+    """U13: a refused instant is tried again until it is late, then it is skipped, with the reason of the queue."""
     await bench.backend.control.configure("q", QueueSettings(capacity=1))
     await bench.put("a", 1000, late=20)
     await bench.put("b", 1000, late=20)
@@ -122,7 +122,10 @@ async def test_full_queue(bench: Bench) -> None:
     await bench.pass_time(1010)
     assert sorted([await bench.recent("a"), await bench.recent("b")]) == [[], ["accepted"]]
     await bench.pass_time(20)
-    assert sorted([await bench.recent("a"), await bench.recent("b")]) == [["accepted"], ["late"]]
+    assert sorted([await bench.recent("a"), await bench.recent("b")]) == [
+        ["accepted"],
+        ["queue_full"],
+    ]
     assert await bench.published() == 1
 
 

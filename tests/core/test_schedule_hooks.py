@@ -39,7 +39,7 @@ class Observer:
 
 
 async def test_skipped_instants_are_observed_and_counted() -> None:
-    """U13: missed and late instants, and an overlap; not what a full queue refuses, which is tried again."""
+    """U13: missed and late instants, an overlap, and what a queue refused, but not while it is tried again."""
     clock, hooks, observer = ManualClock(START), Hooks(), Observer()
     registry = CollectorRegistry()
     inner = MemoryBackend(clock=clock)
@@ -67,4 +67,9 @@ async def test_skipped_instants_are_observed_and_counted() -> None:
     await clock.advance(60)
     await fire_due(backend.schedules, set())
     assert len(observer.skipped) == 3
+    await clock.advance(240)  # refused at first, then not tried
+    await inner.control.configure("k", QueueSettings(version=1))
+    await fire_due(backend.schedules, set())
+    assert observer.skipped[3:] == [("k", "s", "intake_paused", 1), ("k", "s", "missed", 3)]
+    assert counted("intake_paused") == 1
     await backend.aclose()

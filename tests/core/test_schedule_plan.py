@@ -25,7 +25,7 @@ from taskqueue_core.schedules import (
     text_of,
 )
 from taskqueue_core.schedules.schedule import CatchUp, Overlap
-from taskqueue_core.uniqueness import UniqueKey
+from taskqueue_core.uniqueness import Debounce, OnConflict, UniqueKey, Until
 
 MAIL = TaskTemplate.of("mail", {"to": "ada"})
 MINUTE = 60.0
@@ -67,6 +67,30 @@ def test_catch_up_decides_about_missed_instants() -> None:
     missed = Skipped(SkipReason.MISSED, 1, 86_400.0, 172_800.0)
     assert plan(daily, 86_400.0, 86_400.0 + 61) == Plan((), 172_800.0, (missed,))
     assert plan(daily, 86_400.0, 86_400.0 + 60) == Plan((86_400.0,), 172_800.0)
+
+
+def test_what_the_queue_refused_is_skipped_for_this_reason() -> None:
+    """U13: instants up to the last refusal were refused; later ones are late or missed."""
+    schedule = every_minute(catch_up="none")
+
+    def skipped(now: float, refused: float) -> list[tuple[SkipReason, int, float]]:
+        found = plan(schedule, 600.0, now, refused)
+        assert found is not None
+        return [(one.reason, one.count, one.first) for one in found.skipped]
+
+    assert skipped(600.0 + 3601, 600.0)[0] == (SkipReason.REFUSED, 1, 600.0)
+    assert skipped(665.0, 600.0) == [(SkipReason.REFUSED, 1, 600.0)]
+    assert skipped(600.0 + 7230, 720.0) == [
+        (SkipReason.REFUSED, 3, 600.0),
+        (SkipReason.LATE, 58, 780.0),
+        (SkipReason.MISSED, 59, 4260.0),
+    ]
+    assert skipped(600.0 + 7230, 4800.0) == [
+        (SkipReason.REFUSED, 71, 600.0),
+        (SkipReason.MISSED, 49, 4860.0),
+    ]
+    assert skipped(665.0, 660.0) == [(SkipReason.REFUSED, 1, 600.0)]
+    assert skipped(665.0, 540.0) == [(SkipReason.MISSED, 1, 600.0)]
 
 
 def test_no_more_than_a_thousand_instants_are_made_up_for() -> None:
@@ -200,6 +224,37 @@ def test_overlap_is_decided_by_a_unique_key() -> None:
     assert fields("allow") == (None, None)
 
 
+@pytest.mark.parametrize(
+    ("overlap", "until", "on_conflict", "allowed"),
+    [
+        (overlap, until, on_conflict, allowed)
+        for overlap, fitting in {
+            "skip": [("ended", "keep"), ("ended", "refuse")],
+            "replace": [("ended", "replace")],
+            "wait": [("started", "keep"), ("started", "refuse")],
+            "allow": [(until, how) for until in get_args(Until) for how in get_args(OnConflict)],
+        }.items()
+        for until in get_args(Until)
+        for on_conflict in get_args(OnConflict)
+        for allowed in [(until, on_conflict) in fitting]
+    ],
+)
+def test_a_unique_key_of_the_task_agrees_with_overlap(
+    overlap: Overlap, until: Until, on_conflict: OnConflict, *, allowed: bool
+) -> None:
+    """U12, U13: the key of the task takes the place of that of the schedule; one that contradicts is refused."""
+    key = UniqueKey(key="work", until=until, on_conflict=on_conflict)
+    task = TaskTemplate.of("mail", unique=key)
+    if allowed:
+        published = scheduled_task(Schedule("s", Every(60), task, overlap=overlap), 60.0)
+        assert published.unique == key
+        assert published.ordering_key == ("schedule:s" if overlap == "wait" else None)
+    else:
+        with pytest.raises(InvalidInput, match="overlap='allow'") as caught:
+            Schedule("s", Every(60), task, overlap=overlap)
+        assert caught.value.field == "overlap"
+
+
 @given(st.integers(0, 10**9), st.floats(0.001, 86_400))
 def test_jitter_spreads_the_tasks(instant: int, jitter: float) -> None:
     """U13: the delay is at most the jitter, differs between names, and is no random number."""
@@ -263,6 +318,11 @@ def test_a_schedule_names_the_field_that_is_not_allowed(field: str, fields: dict
         ("instants", {"instants": {"at": "date"}}),
         ("instants", {"instants": "at"}),
         ("instants", {"instants": {"at": "text"}, "payload": b"[1]"}),
+        ("unique", {"unique": "work"}),
+        (
+            "unique",
+            {"unique": UniqueKey(key="work", on_conflict="replace", debounce=Debounce(5))},
+        ),
     ],
 )
 def test_a_template_names_the_field_that_is_not_allowed(field: str, fields: dict[str, Any]) -> None:

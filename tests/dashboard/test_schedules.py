@@ -26,7 +26,11 @@ async def fill(it: Running) -> None:
     store = schedules_of(it.context.backend)
     stored = await store.get("sweep")
     assert stored is not None
-    skipped = (Skip(1_700_000_000.0, "missed", 7), Skip(1_700_000_900.0, "late"))
+    skipped = (
+        Skip(1_700_000_000.0, "missed", 7),
+        Skip(1_700_000_600.0, "queue_full"),
+        Skip(1_700_000_900.0, "late"),
+    )
     fire = Fire(
         key="k",
         name="sweep",
@@ -73,6 +77,7 @@ async def test_a_page_shows_what_was_skipped_and_why(
     assert "2023-11-14 22:13:20 UTC and 6 more" in page
     assert "no server or worker ran" in page
     assert "it was too late" in page
+    assert "the queue refused the task" in page
     page = (await client.get("/schedules/digest")).text
     assert 'href="/tasks/k/digest.' in page
     assert "up to 30 s" in page

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from taskqueue_core import Cron, Every, Queue, Schedule, Tasks, TaskTemplate
 from taskqueue_core.capabilities import StoredSchedule, schedules_of
+from taskqueue_core.consumer.firing import fire_due
 from taskqueue_core.errors import (
     ConfigurationError,
     InvalidInput,
@@ -24,6 +25,7 @@ from taskqueue_core.errors import (
 from taskqueue_core.hooks import Hooks
 from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.tasks import Published
+from taskqueue_core.uniqueness import UniqueKey
 from taskqueue_memory import MemoryBackend
 from taskqueue_remote import RemoteBackend
 from tests.server.access import ADMIN, ALL, A, B, bearer, entry, everybody, write
@@ -143,6 +145,12 @@ async def test_pause_resume_next_and_run() -> None:
         ("schedule.ends", {"starts": 100, "ends": 100}),
         ("schedule.overlap", {"overlap": "wait", "call__ordering_key": "o"}),
         ("schedule.overlap", {"overlap": "never"}),
+        ("schedule.overlap", {"call__unique": {"key": "work", "until": "started"}}),
+        ("schedule.call.unique.key", {"call__unique": {"key": "two words"}}),
+        (
+            "schedule.call.unique",
+            {"call__unique": {"key": "k", "on_conflict": "replace", "debounce": {"seconds": 5}}},
+        ),
         ("schedule.catch_up", {"catch_up": 5}),
         ("schedule.when.type", {"when__type": "moon"}),
         ("schedule.speed", {"speed": 5}),
@@ -234,7 +242,9 @@ async def test_the_python_api_works_through_a_server(tmp_path: Path) -> None:
         assert await schedules.put(schedule) == made
         with pytest.raises(SettingsConflict):
             await schedules.put(DIGEST, version=0)
-        every = Schedule("every", Every(90, since=starts), TaskTemplate.of("mail", instants={}))
+        unique = UniqueKey(key="work", on_conflict="refuse", period=60)
+        mail = TaskTemplate.of("mail", instants={}, unique=unique)
+        every = Schedule("every", Every(90, since=starts), mail)
         await schedules.put(every)
         assert [each.schedule for each in await schedules.list()] == [schedule, every]
         assert [each.name for each in await schedules.list(after="digest", limit=1)] == ["every"]
@@ -257,6 +267,18 @@ async def test_the_python_api_works_through_a_server(tmp_path: Path) -> None:
         await backend.control.configure("mail", settings.model_copy(update={"capacity": 1}))
         with pytest.raises(QueueFull):
             await schedules.trigger("digest", overlap="allow")
+        await schedules.put(
+            replace(every, name="free", call=TaskTemplate.of("mail"), overlap="allow")
+        )
+        stored = await backend.schedules.get("free")
+        assert stored is not None
+        await backend.schedules.put(replace(stored, next_at=backend.now() - 1))
+        await fire_due(backend.schedules, set())
+        status = await schedules.get("free")
+        assert status is not None
+        assert status == await Queue(backend).schedules.get("free")
+        assert status.refused is not None
+        assert status.refused.result == "queue_full"
 
 
 async def test_what_the_server_refuses_is_named_in_python(tmp_path: Path) -> None:

@@ -386,6 +386,9 @@ def _print(status: ScheduleStatus, *, as_json: bool) -> None:
         fields["payload"] = bytes(found.task.payload).decode()
     fields["declared by"] = "" if status.declared_by is None else f"registry {status.declared_by!r}"
     fields["problem"] = status.problem or ""
+    refused = status.refused
+    if refused is not None:
+        fields["refused"] = f"{format_time(refused.at)} {refused.result}: tried again"
     fields["last"] = "\n".join(
         f"{format_time(each.instant)} {each.result}" + (f" x{each.count}" if each.count > 1 else "")
         for each in status.recent

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_conformance.harness import Harness
@@ -14,6 +15,7 @@ from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import (
     Fire,
     Fired,
+    Outcome,
     Run,
     Skip,
     StoredSchedule,
@@ -129,22 +131,57 @@ class ScheduleFiresSuite(Harness, needs=(Capability.SCHEDULES,)):
 
     @needs(Capability.FLOW, Capability.CONTROL)
     async def test_full_queue(self, bench: Bench) -> None:
-        """If the queue refuses the first task, nothing changes, and the schedule is due again in a second (law 6)."""
+        """If the queue refuses the first task, only that is kept, and the schedule is due in a second (law 6)."""
         await bench.limit(capacity=1)
         await bench.publish("t0")
         stored = await put(bench)
         done = await fire(bench, stored, skipped=(Skip(1.0, "late"),), next_at=bench.now + 60)
         assert [answer.code for answer in done.confirmations] == [Refusal.QUEUE_FULL]
-        assert await schedules_of(bench.backend).get(NAME) == stored
+        after = await schedules_of(bench.backend).get(NAME)
+        assert after == structs.replace(stored, refused=None if after is None else after.refused)
         due = await schedules_of(bench.backend).due(9)
         assert due.schedules == (), "a refused schedule must not hide others"
         assert bench.now < (due.next_at or 0.0) <= bench.now + RETRY_SECONDS
         await bench.limit(capacity=2)
         await bench.advance(RETRY_SECONDS)
-        assert (await schedules_of(bench.backend).due(9)).schedules == (stored,)
+        assert (await schedules_of(bench.backend).due(9)).schedules == (after,)
         done = await fire(bench, stored, next_at=bench.now + 60)
         assert [answer.status for answer in done.confirmations] == [Published.ACCEPTED]
         await bench.expect(waiting=2)
+
+    @needs(Capability.FLOW, Capability.CONTROL)
+    async def test_last_refusal(self, bench: Bench) -> None:
+        """The last attempt that was refused is kept until the next time changes; one by hand does not count (law 6)."""
+        schedules, codes = schedules_of(bench.backend), [Refusal.QUEUE_FULL, Refusal.INTAKE_PAUSED]
+        await bench.limit(capacity=1)
+        await bench.publish("t0")
+        stored = await put(bench)
+        at = stored.next_at or 0.0
+        for number, code in enumerate(codes):
+            if number:
+                await bench.limit(intake_paused=True)
+            (done,) = await schedules.fire(
+                plan(stored, runs=(Run(at + number, bench.task(f"t{number + 1}")),))
+            )
+            assert [answer.code for answer in done.confirmations] == [code]
+            kept = await refusal(bench)
+            assert (kept.result, kept.task_id, kept.count) == (code.value, f"t{number + 1}", 1)
+            assert near(kept.instant, at + number)
+            assert abs(kept.at - bench.now) < 1
+        by_hand = plan(stored, "by-hand", planned_for=None)
+        await schedules.fire(by_hand)
+        assert await refusal(bench) == kept
+        changed = await put(bench, spec=b"2", keep_next=True)
+        assert changed.refused == kept
+        assert changed == await schedules.get(NAME)
+        await fire(bench, changed, runs=(), skipped=(Skip(at, "queue_full"),), next_at=at + 60)
+        moved = await schedules.get(NAME)
+        assert moved is not None
+        assert moved.refused is None
+        (done,) = await schedules.fire(plan(moved, "t9", next_at=at + 120))
+        assert (await refusal(bench)).task_id == "t9"
+        assert (await put(bench)).refused is None
+        await bench.expect(waiting=1)
 
     @needs(Capability.FLOW, Capability.CONTROL)
     async def test_queue_becomes_full(self, bench: Bench) -> None:
@@ -160,6 +197,7 @@ class ScheduleFiresSuite(Harness, needs=(Capability.SCHEDULES,)):
         assert after is not None
         assert near(after.next_at, at + 2)
         assert [one.task_id for one in after.recent] == ["t1", "t2"]
+        assert (await refusal(bench)).task_id == "t3"
         await bench.expect(waiting=2)
 
     async def test_plan_without_effect(self, bench: Bench) -> None:
@@ -308,6 +346,14 @@ async def fire(bench: Bench, stored: StoredSchedule, *task_ids: str, **fields: A
     """Fire one schedule; with one task, unless the ids of its tasks are given."""
     (done,) = await schedules_of(bench.backend).fire(plan(stored, *(task_ids or ("t1",)), **fields))
     return done
+
+
+async def refusal(bench: Bench) -> Outcome:
+    """Return the attempt of the schedule that was refused."""
+    stored = await schedules_of(bench.backend).get(NAME)
+    assert stored is not None
+    assert stored.refused is not None
+    return stored.refused
 
 
 def near(time: float | None, expected: float) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -16,6 +16,7 @@ from taskqueue_core.queue import PublishOptions, Queue
 from taskqueue_core.schedules import InstantForm, TaskTemplate
 from taskqueue_core.sync import SyncQueue
 from taskqueue_core.tasks import Confirmation, Task
+from taskqueue_core.uniqueness import UniqueKey
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -26,7 +27,10 @@ class CallOptions(PublishOptions, total=False):
     on: Queue | SyncQueue
 
 
-_OF_SCHEDULES = ("headers", "priority", "tenant", "ordering_key", "max_attempts", "expires_in")
+_OF_SCHEDULES = (
+    *("headers", "priority", "tenant", "ordering_key", "max_attempts", "expires_in"),
+    "unique",
+)
 OPTIONS = frozenset(CallOptions.__annotations__) | frozenset(PublishOptions.__annotations__)
 """the names of the options of `TaskFunction.using`"""
 
@@ -51,6 +55,9 @@ class DeclaredTask(Protocol[R_co]):
 
     async def task(self, queue: Queue, text: bytes) -> Task:
         """Return the task to publish."""
+
+    def unique_key(self, text: bytes, instants: Collection[str] = ()) -> UniqueKey | None:
+        """Return the unique key of a call with these arguments."""
 
     def read_result(self, text: bytes) -> R_co:
         """Decode a result."""
@@ -107,8 +114,6 @@ class Call(Generic[R_co]):
         """
         options: dict[str, Any] = {**self.function.changes}
         options.pop("on", None)
-        if options.get("unique", 0) is None:
-            del options["unique"]  # the schedule has a unique key of its own
         for name in options:
             if name not in _OF_SCHEDULES:
                 raise InvalidInput(
@@ -119,6 +124,7 @@ class Call(Generic[R_co]):
         if options.get("expires_in") is not None:
             options["expires_in"] = duration("expires_in", options["expires_in"])
         options["headers"] = {**(options.get("headers") or {}), **self.function.headers}
+        options["unique"] = self.function.unique_key(self.payload, self.instants)
         return TaskTemplate(
             key=self.function.queue,
             payload=Raw(self.payload),

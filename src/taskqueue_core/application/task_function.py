@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Generic, Literal, ParamSpec, Self, cast
 
 import msgspec
@@ -29,7 +29,7 @@ from taskqueue_core.policy_model import nearest_first
 from taskqueue_core.queue import PublishOptions, Queue, stored
 from taskqueue_core.schedules import is_instant
 from taskqueue_core.tasks import DEFAULT_PRIORITY, Task, checked_task, new_id
-from taskqueue_core.uniqueness import Unique
+from taskqueue_core.uniqueness import Unique, UniqueKey
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -241,10 +241,7 @@ class TaskFunction(Generic[P, R_co, C_co]):
         if self.changes or self.options.unique is not None:
             options: dict[str, Any] = {**self.changes}
             options.pop("on", None)
-            unique = options.get("unique", self.options.unique)
-            if isinstance(unique, Unique):
-                unique = self._work.key(unique, text, options.get("tenant"))
-            options["unique"] = unique
+            options["unique"] = self.unique_key(text)
             if given := options.get("headers"):
                 options["headers"] = {**given, **self.headers}
                 return await queue.task_of(self.queue, text, cast("PublishOptions", options))
@@ -253,6 +250,16 @@ class TaskFunction(Generic[P, R_co, C_co]):
             task = checked_task(self.queue, new_id(), DEFAULT_PRIORITY, text)
         set_field(task, "headers", {**self.headers})  # these headers need no check
         return task
+
+    def unique_key(self, text: bytes, instants: Collection[str] = ()) -> UniqueKey | None:
+        """Return the unique key of a call: that of `using`, or else that of the declaration. Raises `InvalidInput`.
+
+        ``text``: the arguments as JSON text, without those named in ``instants``, which are `taskqueue_core.Instant`.
+        """
+        unique = self.changes.get("unique", self.options.unique)
+        if isinstance(unique, Unique):
+            return self._work.key(unique, text, self.changes.get("tenant"), instants)
+        return unique
 
     @property
     def middleware(self) -> tuple[Middleware, ...]:

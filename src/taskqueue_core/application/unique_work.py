@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
 from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError
 
-from taskqueue_core.errors import ConfigurationError
+from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.policy_model import nearest_first
 from taskqueue_core.uniqueness import Unique, UniqueKey
 
@@ -44,8 +45,20 @@ class UniqueWork:
                     f"{known}"
                 )
 
-    def key(self, unique: Unique, text: bytes, tenant: str | None) -> UniqueKey:
-        """Return the unique key of a call; an argument that is not given counts as its default."""
+    def key(
+        self, unique: Unique, text: bytes, tenant: str | None, instants: Collection[str] = ()
+    ) -> UniqueKey:
+        """Return the unique key of a call; an argument that is not given counts as its default.
+
+        Raises `InvalidInput` if the key depends on one of the arguments ``instants``, which are not known yet.
+        """
+        if instants and (unique.by == "all" or not set(instants).isdisjoint(unique.by)):
+            raise InvalidInput(
+                "unique",
+                "a unique key that depends on Instant",
+                "Unique(by=...) without this argument, or using(unique=None): "
+                "each instant of a schedule has one task in any case",
+            )
         arguments = json.loads(text)
         if not self._batch:
             arguments = {**self._defaults, **arguments}

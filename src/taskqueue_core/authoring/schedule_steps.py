@@ -54,15 +54,17 @@ def put_step(
     if stored is not None and version not in (None, current) and stored.spec == schedule.spec:
         return stored
     check_version(stored, version)
-    next_at = stored.next_at if stored is not None and keep_next else schedule.next_at
     recent = stored.recent if stored is not None else schedule.recent
-    return structs.replace(schedule, next_at=next_at, version=new_version, recent=recent)
+    changed = structs.replace(schedule, version=new_version, recent=recent, refused=None)
+    if stored is None or not keep_next:
+        return changed
+    return structs.replace(changed, next_at=stored.next_at, refused=stored.refused)
 
 
 def fire_step(
     stored: StoredSchedule | None, fire: Fire, publish: Callable[[Task], Confirmation], now: float
 ) -> tuple[Fired, StoredSchedule | None]:
-    """Publish the tasks of a plan, and return what was done and the changed schedule; ``None`` if it did not change.
+    """Publish the tasks of a plan, and return what was done and the changed schedule; ``None`` if the plan is stale.
 
     `due_again` returns when the schedule is due again.
     """
@@ -71,18 +73,23 @@ def fire_step(
     if fire.planned_for is not None and stored.next_at != fire.planned_for:
         return Fired(stale=True), None
     answers: list[Confirmation] = []
-    next_at = fire.next_at
+    stopped: Outcome | None = None
     for run in fire.runs:
         answers.append(publish(run.task))
         if result_of(answers[-1]) is None:
-            if len(answers) == 1:
-                return Fired(confirmations=tuple(answers)), None
-            next_at = run.instant
+            code = answers[-1].code or Published.REFUSED
+            stopped = Outcome(instant=run.instant, at=now, task_id=run.task.id, result=code.value)
             break
-    if fire.planned_for is None:
-        next_at = stored.next_at
-    recent = (*stored.recent, *_outcomes(fire, answers, now))[-RECENT:]
-    changed = structs.replace(stored, next_at=next_at, recent=recent)
+    next_at, recent, refused = stored.next_at, stored.recent, stored.refused
+    if stopped is None or len(answers) > 1:
+        recent = (*recent, *_outcomes(fire, answers, now))[-RECENT:]
+        if fire.planned_for is not None:
+            next_at = fire.next_at if stopped is None else stopped.instant
+    if stopped is not None and fire.planned_for is not None:
+        refused = stopped
+    elif next_at != stored.next_at:
+        refused = None
+    changed = structs.replace(stored, next_at=next_at, recent=recent, refused=refused)
     return Fired(confirmations=tuple(answers)), changed
 
 

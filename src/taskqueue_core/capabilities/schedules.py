@@ -58,6 +58,11 @@ class StoredSchedule(msgspec.Struct, frozen=True, kw_only=True):
     """number that the store sets; every `Schedules.put` increases it, and it is never used for another schedule"""
     recent: tuple[Outcome, ...] = ()
     """the last `RECENT` outcomes, oldest first; the store keeps this record"""
+    refused: Outcome | None = None
+    """the last attempt for ``next_at``, if the queue refused the task; the result is the value of a `Refusal`
+
+    The store keeps it until ``next_at`` changes. Its instant is ``next_at``, or a later one if the plan skips some.
+    """
 
     def __post_init__(self) -> None:
         check_name("key", self.key)
@@ -183,7 +188,7 @@ class Schedules(Protocol):
         If a schedule has another ``version``, or its ``next_at`` is not ``planned_for``, the step changes nothing, and
         is ``stale``. Otherwise it publishes the tasks as `Publisher.publish` does, in order, until one is refused, and
         sets ``next_at``: to the value of the plan, or to the instant of the task that was refused. If the first task is
-        refused, nothing is changed. All instants that have been fired or skipped are added to the schedule's record.
+        refused, only ``refused`` is changed. All instants that have been fired or skipped are added to ``recent``.
         If ``next_at`` is still ``planned_for``, the schedule is due again after `RETRY_SECONDS`. So schedules of full
         queues do not hide those that can be fired.
 

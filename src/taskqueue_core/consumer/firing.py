@@ -13,6 +13,7 @@ from taskqueue_core.capabilities import (
     Due,
     Fire,
     Fired,
+    Outcome,
     Run,
     Schedules,
     Skip,
@@ -21,7 +22,14 @@ from taskqueue_core.capabilities import (
 )
 from taskqueue_core.consumer.outage import OUTAGE_BACKOFF, log_fields
 from taskqueue_core.errors import TaskQueueError
-from taskqueue_core.schedules import Schedule, Spec, plan, scheduled_task
+from taskqueue_core.schedules import (
+    Schedule,
+    Skipped,
+    SkipReason,
+    Spec,
+    plan,
+    scheduled_task,
+)
 
 _READ = 1000
 """maximum number of schedules per partition that are read at once"""
@@ -124,6 +132,12 @@ def _decoded(text: bytes) -> Schedule:
     return Spec.decode(text).schedule
 
 
+def _reason(skipped: Skipped, refused: Outcome | None) -> str:
+    if refused is not None and skipped.reason is SkipReason.REFUSED:
+        return refused.result
+    return skipped.reason.value
+
+
 def _planned(stored: StoredSchedule, now: float, reported: set[str]) -> Fire:
     """Return what a schedule does now: at most `_AT_ONCE` tasks, the rest in the next step.
 
@@ -137,7 +151,9 @@ def _planned(stored: StoredSchedule, now: float, reported: set[str]) -> Fire:
     try:
         small = len(stored.spec) <= _SMALL
         schedule = _decoded(stored.spec) if small else Spec.decode(stored.spec).schedule
-        found = plan(schedule, at, max(now, at))  # by the store's clock, it is due
+        refused = stored.refused
+        tried = None if refused is None else refused.instant
+        found = plan(schedule, at, max(now, at), tried)  # by the store's clock, it is due
         if found is None:
             return unchanged
         some, rest = found.instants[:_AT_ONCE], found.instants[_AT_ONCE:]
@@ -147,7 +163,7 @@ def _planned(stored: StoredSchedule, now: float, reported: set[str]) -> Fire:
             version=stored.version,
             planned_for=at,
             runs=tuple([Run(instant, scheduled_task(schedule, instant)) for instant in some]),
-            skipped=tuple([Skip(s.first, s.reason.value, s.count) for s in found.skipped]),
+            skipped=tuple([Skip(s.first, _reason(s, refused), s.count) for s in found.skipped]),
             next_at=rest[0] if rest else found.next_at,
         )
     except TaskQueueError as error:

@@ -107,9 +107,8 @@ class RecordSchedules:
         found = self._store.load_schedule(fire.name, fire.key)
         stored = None if found is None else found.schedule
         done, changed = fire_step(stored, fire, lambda task: self._publish(task, now), now)
-        present = changed or stored
-        if present is not None and not done.stale:
-            self._store.save_schedule(ScheduleRecord(present, due_again(fire, present, now)))
+        if changed is not None:
+            self._store.save_schedule(ScheduleRecord(changed, due_again(fire, changed, now)))
         return done
 
     def signal(self) -> RecordRoomSignal:

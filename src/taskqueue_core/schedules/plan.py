@@ -21,6 +21,8 @@ _PUNCTUAL = 60.0
 class SkipReason(StrEnum):
     """Why nothing was published for an instant."""
 
+    REFUSED = "refused"
+    """the queue refused its task when it was tried; what is recorded is the reason that the queue gave"""
     LATE = "late"
     """it was more than `Schedule.late` seconds old"""
     MISSED = "missed"
@@ -54,8 +56,12 @@ class Plan(msgspec.Struct, frozen=True):
     """what is skipped; all of it is earlier than ``instants``"""
 
 
-def plan(schedule: Schedule, next_at: float, now: float) -> Plan | None:
+def plan(
+    schedule: Schedule, next_at: float, now: float, refused: float | None = None
+) -> Plan | None:
     """Return what is due at the time ``now``; ``None`` if nothing is. ``next_at`` is an instant of the schedule.
+
+    ``refused``: the last instant whose task the queue has refused, if it is not earlier than ``next_at``.
 
     There is more than one instant to publish for only if several missed instants are made up for. This takes a bounded
     time, however many instants were missed.
@@ -75,8 +81,7 @@ def plan(schedule: Schedule, next_at: float, now: float) -> Plan | None:
         fire = [instant for instant in fresh[-1:] if now - instant <= _PUNCTUAL]
     after = next_instant(schedule, now)
     end = fire[0] if fire else now + 0.001 if after is None else after
-    first = next_at if next_at > oldest else next_instant(schedule, oldest)
-    skipped = _skipped(schedule, next_at, end if first is None else min(first, end), end)
+    skipped = _skipped(schedule, next_at, refused, oldest, end)
     return Plan(tuple(fire), after, skipped)
 
 
@@ -97,10 +102,27 @@ def _newest(schedule: Schedule, oldest: float, now: float) -> list[float]:
     return [] if first is None else _instants(schedule, first, now, math.inf)
 
 
-def _skipped(schedule: Schedule, first: float, fresh: float, end: float) -> tuple[Skipped, ...]:
-    """Return what is skipped: from ``first`` because it is late, and from ``fresh`` for another reason."""
+def _skipped(
+    schedule: Schedule, first: float, refused: float | None, oldest: float, end: float
+) -> tuple[Skipped, ...]:
+    """Return what is skipped of the instants from ``first`` to before ``end``, and why.
+
+    Those up to ``refused`` were refused, others up to ``oldest`` are late, and the rest is skipped for another reason.
+    """
+
+    def after(last: float | None) -> float:
+        if last is None or last < first:
+            return first
+        instant = next_instant(schedule, last)
+        return end if instant is None else min(instant, end)
+
+    tried, fresh = after(refused), after(oldest)
     other = SkipReason.TOO_MANY if schedule.catch_up == "all" else SkipReason.MISSED
-    groups = (SkipReason.LATE, first, fresh), (other, max(first, fresh), end)
+    groups = (
+        (SkipReason.REFUSED, first, tried),
+        (SkipReason.LATE, tried, fresh),
+        (other, max(tried, fresh), end),
+    )
     return tuple(_group(schedule, *group) for group in groups if group[1] < group[2])
 
 

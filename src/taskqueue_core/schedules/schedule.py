@@ -81,6 +81,8 @@ class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """seconds after which the task is no longer delivered, counted from the time at which it becomes available"""
     instants: dict[str, InstantForm] = {}
     """members of the payload, a JSON object, that the instant is written into: as ISO 8601 text, or as Unix seconds"""
+    unique: UniqueKey | None = None
+    """unique key of the tasks, without a debounce; it takes the place of the key of `Schedule.overlap`"""
 
     def __post_init__(self) -> None:
         payload: object = self.payload
@@ -91,6 +93,10 @@ class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         if self.expires_in is not None:
             check_duration("expires_in", self.expires_in)
         _check_instants(self.instants)
+        if isinstance(self.unique, UniqueKey) and self.unique.debounce is not None:
+            raise InvalidInput(
+                "unique", "a unique key with a debounce", "one without: a schedule sets the time"
+            )
         self.task("x" * LIMITS.name, "x" * LIMITS.name, 0.001, 0.0)  # checks all fields and sizes
 
     @staticmethod
@@ -109,7 +115,7 @@ class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         delayed: bool = False,
     ) -> Task:
         """Return the task of one instant. It becomes available at the time ``available``, or at once."""
-        ordering_key, unique = _overlap(schedule, overlap)
+        ordering_key, key_of_schedule = _overlap(schedule, overlap)
         names = {SCHEDULE_HEADER: schedule, INSTANT_HEADER: text_of(instant)}
         return Task(
             key=self.key,
@@ -119,7 +125,7 @@ class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             priority=self.priority,
             tenant=self.tenant,
             ordering_key=ordering_key or self.ordering_key,
-            unique=unique,
+            unique=self.unique or key_of_schedule,
             max_attempts=self.max_attempts,
             not_before=available if delayed else None,
             deadline=None if self.expires_in is None else available + self.expires_in,
@@ -196,7 +202,10 @@ class Schedule(msgspec.Struct, frozen=True, omit_defaults=True):
     late: float = 3600
     """seconds after which an instant is skipped: nothing is published for it any more"""
     overlap: Overlap = "skip"
-    """what happens if the task of an earlier instant has not ended: see docs/schedules.md"""
+    """what happens if the task of an earlier instant has not ended: see docs/schedules.md
+
+    If the task has a unique key of its own, that key decides, and it must agree with ``overlap``.
+    """
     jitter: float = 0
     """maximum number of seconds by which a task is delayed; the delay follows from the name and the instant"""
     starts: datetime | None = None
@@ -283,6 +292,19 @@ def check_overlap(overlap: object, task: TaskTemplate) -> None:
     if overlap == "wait" and task.ordering_key is not None:
         raise InvalidInput(
             "overlap", "'wait' with an ordering key", "another overlap, or no ordering key"
+        )
+    _, needed = _overlap("", cast("Overlap", overlap))
+    if task.unique is None or needed is None:
+        return
+    until, on_conflict = task.unique.until, task.unique.on_conflict
+    if on_conflict == "refuse":
+        on_conflict = "keep"  # both skip the instant
+    if (until, on_conflict) != (needed.until, needed.on_conflict):
+        raise InvalidInput(
+            "overlap",
+            f"{overlap!r} with a unique key of until={until!r} and on_conflict={task.unique.on_conflict!r}",
+            "overlap='allow', so that the unique key alone decides, or a unique key of "
+            f"until={needed.until!r} and on_conflict={needed.on_conflict!r}",
         )
 
 

@@ -10,11 +10,13 @@ local KEPT = 20 -- number of outcomes that are kept
 local LATER = 1000000 -- microseconds after which a schedule is due again whose instant was not fired
 
 local BY_ANSWER = {[-1] = 'duplicate', [-2] = 'conflict', duplicate = 'overlap', replaced = 'replaced', not_unique = 'not_unique'}
+local REFUSALS = {capacity = 'queue_full', tenant_capacity = 'tenant_full'}
 
--- Returns what is recorded of a task, by the answer for it; nothing if it was refused.
+-- Returns what is recorded of a task, by the answer for it, and whether it was refused.
 local function result_of(answer)
-  if type(answer) == 'string' then return BY_ANSWER[string.match(answer, '^[^:]*')] end
-  return BY_ANSWER[answer] or 'accepted'
+  if type(answer) ~= 'string' then return BY_ANSWER[answer] or 'accepted', false end
+  local code = string.match(answer, '^[^:/]*')
+  return BY_ANSWER[code] or REFUSALS[code] or code, not BY_ANSWER[code]
 end
 
 local answers, at, full = {0}, 3, false
@@ -22,7 +24,7 @@ while at <= #ARGV and not full do
   local key, name, version, planned, next_at, skips, n, instants = unpack(ARGV, at, at + 7)
   at, n = at + 8, tonumber(n)
   local field = name .. ' ' .. key
-  local current, present, outcomes = read_schedule(field)
+  local current, present, outcomes, refusal = read_schedule(field)
   if current ~= version or planned ~= '' and planned ~= present then
     answers[#answers + 1] = 0
   else
@@ -31,7 +33,8 @@ while at <= #ARGV and not full do
     for instant, count, reason in string.gmatch(skips, '(%d+) (%d+) ([^\n]*)') do
       lines[#lines + 1] = instant .. ' ' .. text(now) .. ' ' .. count .. ' - ' .. reason
     end
-    local stopped, changed = nil, n == 0 -- `stopped`: the instant with which the schedule continues
+    -- `stopped`: the instant with which the schedule continues; `refused`: the line of an instant whose task was refused
+    local stopped, refused, changed = nil, nil, n == 0
     for instant in string.gmatch(instants, '%d+') do
       if full then
         stopped = instant
@@ -40,18 +43,23 @@ while at <= #ARGV and not full do
       local id = ARGV[at + 3 * i]
       full = publish_tasks(queue(key), at + 3 * i, 1, published)
       i = i + 1
-      local result = result_of(published[i])
-      if not result then
-        stopped = instant
+      local result, is_refused = result_of(published[i])
+      local line = instant .. ' ' .. text(now) .. ' 1 ' .. id .. ' ' .. result
+      if is_refused then
+        stopped, refused = instant, line
         break
       end
       changed = true
-      lines[#lines + 1] = instant .. ' ' .. text(now) .. ' 1 ' .. id .. ' ' .. result
+      lines[#lines + 1] = line
     end
-    if changed then
-      if planned == '' then next_at = present elseif stopped then next_at = stopped end
-      write_schedule(field, version, next_at, table.concat(lines, '\n', math.max(1, #lines - KEPT + 1)))
+    if changed then outcomes = table.concat(lines, '\n', math.max(1, #lines - KEPT + 1)) end
+    if planned == '' then
+      next_at, refused = present, refusal
+    else
+      if not changed then next_at = present elseif stopped then next_at = stopped end
+      if not refused then refused = next_at == present and refusal or '' end
     end
+    if changed or refused ~= refusal then write_schedule(field, version, next_at, outcomes, refused) end
     if planned ~= '' and (not changed or next_at == planned) then call('ZADD', DUE, text(now + LATER), field) end
     answers[#answers + 1] = published
   end

@@ -16,7 +16,7 @@ from taskqueue_core.limits import LIMITS
 from taskqueue_core.schedule_status import ScheduleStatus
 from taskqueue_core.schedules import Cron, Every, InstantForm, Schedule, TaskTemplate
 from taskqueue_core.tasks import DEFAULT_PRIORITY
-from taskqueue_server.api.models import ConfirmationOut
+from taskqueue_server.api.models import ConfirmationOut, UniqueIn
 from taskqueue_server.routing.schemas import (
     Attempts,
     HeadersField,
@@ -70,6 +70,7 @@ class TemplateIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_attempts: Attempts | None = None
     expires_in: Seconds | None = None
     instants: dict[str, InstantForm] = {}
+    unique: UniqueIn | None = None
 
 
 class ScheduleBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,7 +96,9 @@ class ScheduleBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 when = Every(self.when.seconds, _moment("since", self.when.since))
         with _inside("schedule.call."):
             call = msgspec.structs.asdict(self.call)
-            template = TaskTemplate(**call | {"payload": Raw(bytes(self.call.payload))})
+            call["payload"] = Raw(bytes(self.call.payload))
+            call["unique"] = None if self.call.unique is None else self.call.unique.to_key()
+            template = TaskTemplate(**call)
         with _inside("schedule."):
             fields = {name: getattr(self, name) for name in _SAME}
             return Schedule(
@@ -116,9 +119,12 @@ class ScheduleBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             when = CronIn(expression=given.expression, timezone=given.timezone)
         else:
             when = EveryIn(seconds=given.seconds, since=_seconds(given.since))
+        call = msgspec.structs.asdict(schedule.task)
+        if schedule.task.unique is not None:
+            call["unique"] = UniqueIn(**msgspec.structs.asdict(schedule.task.unique))
         return cls(
             when=when,
-            call=TemplateIn(**msgspec.structs.asdict(schedule.task)),
+            call=TemplateIn(**call),
             starts=_seconds(schedule.starts),
             ends=_seconds(schedule.ends),
             **{name: getattr(schedule, name) for name in _SAME},
@@ -149,6 +155,7 @@ class ScheduleOut(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     declared_by: str | None
     recent: tuple[Outcome, ...]
+    refused: Outcome | None
     problem: str | None
 
     @classmethod

@@ -26,6 +26,7 @@ _SKIPPED = {
     "too_many": "too many instants were missed",
     OVERLAP: "an earlier task had not ended",
     Refusal.NOT_UNIQUE: "an earlier task had not ended",
+    **dict.fromkeys(set(Refusal) - {Refusal.NOT_UNIQUE}, "the queue refused the task"),
     Published.DUPLICATE: "its task was published before",
     Published.CONFLICT: "its id belongs to another task",
 }

@@ -36,7 +36,7 @@ _ACCEPTED, _DUPLICATE, _REPLACED, _OK, _STALE = (
     Settled.LEASE_LOST,
 )
 _REFUSED = {*Refusal, "conflict"}
-_SKIPPED = {*SkipReason, Refusal.NOT_UNIQUE}
+_SKIPPED = {*SkipReason, *Refusal} - {SkipReason.REFUSED}
 
 
 class _Tally:

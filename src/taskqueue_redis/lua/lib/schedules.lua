@@ -3,15 +3,18 @@
 local SCHEDULES, SPECS = PARTITION .. ':schedules', PARTITION .. ':schedules:specs'
 local DUE, NAMES = PARTITION .. ':schedules:due', PARTITION .. ':schedules:names'
 
--- Returns the version of a schedule, when it fires next ("" if it does not), and its outcomes, one per line; nothing if
--- there is no such schedule.
+-- Returns the version of a schedule, when it fires next ("" if it does not), its outcomes, one per line, and the line of
+-- the last attempt if its task was refused (else ""); nothing if there is no such schedule.
 local function read_schedule(field)
   local packed = call('HGET', SCHEDULES, field)
-  if packed then return string.match(packed, '^(%d+):(%d*)\n(.*)$') end
+  if not packed then return end
+  local version, next_at, refused, outcomes = string.match(packed, '^(%d+):(%d*):?([^\n]*)\n(.*)$')
+  return version, next_at, outcomes, refused
 end
 
-local function write_schedule(field, version, next_at, outcomes)
-  call('HSET', SCHEDULES, field, version .. ':' .. next_at .. '\n' .. outcomes)
+local function write_schedule(field, version, next_at, outcomes, refused)
+  local head = version .. ':' .. next_at .. (refused ~= '' and ':' .. refused or '')
+  call('HSET', SCHEDULES, field, head .. '\n' .. outcomes)
   call('ZADD', NAMES, 0, field)
   if next_at ~= '' then call('ZADD', DUE, next_at, field) else call('ZREM', DUE, field) end
 end
@@ -37,7 +40,7 @@ end
 -- index, which is later than in the record if an instant was not fired. A schedule without a specification is deleted.
 -- Returns whether it was damaged.
 local function mend_schedule(field)
-  local version, next_at, outcomes = read_schedule(field)
+  local version, next_at, outcomes, refused = read_schedule(field)
   local due = call('ZSCORE', DUE, field)
   local deferred = version and due and next_at ~= '' and tonumber(due) > tonumber(next_at) and tonumber(due) <= now + 10000000
   local spec = call('HGET', SPECS, field)
@@ -45,9 +48,9 @@ local function mend_schedule(field)
   if not spec then
     delete_schedule(field)
   elseif not version then
-    write_schedule(field, new_version(), due and text(due) or '', '')
+    write_schedule(field, new_version(), due and text(due) or '', '', '')
   elseif not deferred and next_at ~= (due and text(due) or '') or not call('ZSCORE', NAMES, field) then
-    write_schedule(field, version, next_at, outcomes)
+    write_schedule(field, version, next_at, outcomes, refused)
   else
     return false
   end
