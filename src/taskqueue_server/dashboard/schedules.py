@@ -20,13 +20,13 @@ from taskqueue_server.routing.operations import RequestContext
 
 _PAGE = 50
 _NEXT = 10
-_SKIPPED = {
+_SKIPPED: dict[str, str] = {
     "late": "it was too late",
     "missed": "no server or worker ran",
     "too_many": "too many instants were missed",
     OVERLAP: "an earlier task had not ended",
     Refusal.NOT_UNIQUE: "an earlier task had not ended",
-    **dict.fromkeys(set(Refusal) - {Refusal.NOT_UNIQUE}, "the queue refused the task"),
+    **{code: "the queue refused the task" for code in Refusal if code is not Refusal.NOT_UNIQUE},
     Published.DUPLICATE: "its task was published before",
     Published.CONFLICT: "its id belongs to another task",
 }
