@@ -10,6 +10,9 @@ from taskqueue_conformance.slots.machine import SlotsMachineSuite
 from taskqueue_conformance.slots.notifications import SlotSignalsSuite
 from taskqueue_conformance.slots.reconcile import SlotReconcileSuite
 from taskqueue_conformance.slots.unused import SlotUnusedSuite
+from taskqueue_conformance.suites.batches import BatchesSuite
+from taskqueue_conformance.suites.blocked import BlockedSuite
+from taskqueue_conformance.suites.blocked_lines import BlockedLinesSuite
 from taskqueue_conformance.suites.boundaries import BoundariesSuite
 from taskqueue_conformance.suites.capacity import CapacitySuite
 from taskqueue_conformance.suites.close import ClosingSuite
@@ -65,6 +68,9 @@ class BackendSuite(
     ProcessesSuite,
     FaultsSuite,
     CostsSuite,
+    BatchesSuite,
+    BlockedSuite,
+    BlockedLinesSuite,
     BoundariesSuite,
     ReplicasSuite,
     ConcurrencySuite,

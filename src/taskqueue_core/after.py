@@ -72,6 +72,10 @@ def check_after(after: object, batch: object, ref: TaskRef) -> None:
         raise InvalidInput("after", kind_of(after), "an After, or None")
     if not isinstance(batch, TaskRef | None):
         raise InvalidInput("batch", kind_of(batch), "a TaskRef, or None")
+    if after is not None and batch == ref:
+        raise InvalidInput(
+            "after", "parents of a batch", "None, because a batch waits for its members"
+        )
     if after is not None and ref in after.tasks:
         raise InvalidInput("after.tasks", "the task itself", "other tasks")
 

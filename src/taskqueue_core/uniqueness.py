@@ -63,8 +63,8 @@ class UniqueKey(
     """what a publish does whose key is held
 
     ``keep``: it stores nothing, and the answer is ``duplicate``. ``refuse``: it is refused with ``not_unique``.
-    ``replace``: if the holder was never delivered, it gets the contents and the time of the new task; if it was, and
-    it is not in its period, the new task is stored as well.
+    ``replace``: if the holder was never delivered, it gets the contents and the time of the new task, and still waits
+    for the tasks that it waited for; if it was, and it is not in its period, the new task is stored as well.
     """
     debounce: Debounce | None = None
     """the time of the task, by the store's clock; needs ``replace``"""

@@ -14,6 +14,7 @@ from taskqueue_core.config import load_settings
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.tasks import Confirmation, Delivery, Health, Task
 from taskqueue_memory.control import MemoryControl, MemoryDeadLetters
+from taskqueue_memory.dependencies import MemoryDependencies
 from taskqueue_memory.journal import MemoryJournal
 from taskqueue_memory.room_signal import MemoryRoomSignal
 from taskqueue_memory.schedules import MemorySchedules
@@ -67,7 +68,7 @@ class MemoryPublisher:
 class MemoryBackend:
     """A backend that keeps its tasks in the memory of this process. It works in one event loop at a time."""
 
-    capabilities = Capabilities(names=frozenset(Capability) - {Capability.AFTER})
+    capabilities = Capabilities(names=frozenset(Capability))
 
     def __init__(
         self, *, clock: Clock | None = None, settings: MemorySettings | None = None
@@ -86,6 +87,7 @@ class MemoryBackend:
         self.dead_letters = MemoryDeadLetters(self._store)
         self.slots = MemorySlots(self._store.clock)
         self.schedules = MemorySchedules(self._store)
+        self.dependencies = MemoryDependencies(self._store)
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> MemorySubscription:
         check_name("consumer", consumer)

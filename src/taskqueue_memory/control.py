@@ -27,6 +27,7 @@ from taskqueue_core.tasks import (
 from taskqueue_memory.records import TaskRecord
 from taskqueue_memory.transitions import MemoryStore
 
+_WITHOUT_PARENTS = (State.WAITING, State.SCHEDULED)
 _AT_ONCE = 500
 """number of records that a call processes before it lets other asyncio tasks run"""
 
@@ -92,13 +93,16 @@ class MemoryControl:
 
     async def purge(self, key: str) -> int:
         records = list(self._store.known(key).records.values())
-        idle = [r for r in records if r.state in (State.WAITING, State.SCHEDULED)]
+        idle = [r for r in records if r.state in _WITHOUT_PARENTS]
         # First cancel the records that wait for an ordering key. If the holder of the key were cancelled first, the key
         # would be passed on to one of them.
+        # First of all cancel the blocked records, the newest first: no record that is to be counted then ends with its
+        # parent.
         idle.sort(key=lambda record: not record.held)
+        blocked = [record for record in records if record.state is State.BLOCKED]
         done = 0
-        async for record in _in_turn(idle):
-            if record.state in (State.WAITING, State.SCHEDULED):
+        async for record in _in_turn([*reversed(blocked), *idle]):
+            if record.state in (*_WITHOUT_PARENTS, State.BLOCKED):
                 done += self._store.cancel(record)
         return done
 
@@ -106,6 +110,7 @@ class MemoryControl:
         queue = self._store.known(key)
         demand_unused(
             key,
+            blocked=queue.states[State.BLOCKED],
             waiting=queue.states[State.WAITING],
             scheduled=queue.states[State.SCHEDULED],
             running=queue.states[State.IN_FLIGHT],
@@ -128,6 +133,7 @@ class MemoryControl:
         promoted = self._store.catch_up()
         recovered, self._store.recovered = self._store.recovered, 0
         idle = self._store.forget_tenants()
+        self._store.batches.forget(self._store.clock.now())
         expired, forgotten = tuple(self._store.expire()), self._store.forget()
         removed = self._store.remove_idle()
         timers, now = self._store.timers, self._store.clock.now()

@@ -11,6 +11,7 @@ import msgspec
 from taskqueue_core.authoring.entries import digest_of
 from taskqueue_core.authoring.fair_order import PriorityFloor
 from taskqueue_core.authoring.helpers import UNLIMITED, QueueRoom, room_of
+from taskqueue_core.authoring.waits import Note
 from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.rate_limit import Bucket, bucket_after
 from taskqueue_core.tasks import (
@@ -62,9 +63,15 @@ class TaskRecord(TenantItem, kw_only=True, eq=False):
     owner: Consumer | None = None
     watch: int = 0
     """id of the current progress timeout; 0 if there is none"""
+    notes: dict[Note, None] = msgspec.field(default_factory=dict)
+    """the tasks that wait for this one, the oldest first"""
+    linked: bool = False
+    """whether other tasks wait for this one, or it waits for them"""
 
     def shed(self) -> None:
         """Replace a long payload with its digest, because an ended task is kept only to detect duplicates."""
+        if self.wait is not None:
+            self.wait.inputs = {}
         if len(self.task.payload) > _SMALL:
             self.digest = self.digest or digest_of(self.task.payload)
             self.task = msgspec.structs.replace(self.task, payload=b"null")

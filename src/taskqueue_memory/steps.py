@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
+from taskqueue_core.authoring.waits import Verdict
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import Clock
 from taskqueue_core.tasks import Delivery, Expired, Settled, State
+from taskqueue_memory.batches import Batches
 from taskqueue_memory.journal import MemoryJournal
+from taskqueue_memory.links import Links
 from taskqueue_memory.records import QueueState, TaskRecord
 from taskqueue_memory.room_signal import RoomNotifier
 from taskqueue_memory.timers import Timers
@@ -27,6 +30,8 @@ class Steps:
         """number of deliveries that were taken back for lack of progress since the last `maintain`"""
         self._seq = itertools.count(1)
         self.timers = Timers(clock, self.catch_up)
+        self.links = Links(self)
+        self.batches = Batches(self)
 
     def queue(self, key: str) -> QueueState:
         """Return the queue of a key; create it if it does not exist."""
@@ -138,10 +143,8 @@ class Steps:
         states[state] += 1
         record.updated_at = self.clock.now()
         record.state = state
-        if before is State.DEAD:
-            self._leave_dead(record)
-        if state is State.DEAD:
-            queue.dead[record.task.id] = record
+        if state is State.DEAD or before is State.DEAD:
+            self._note_dead(record)
         change = record.recount()
         queue.fresh += change
         if queue.fair is not None:
@@ -154,6 +157,8 @@ class Steps:
             self.notify(queue, 1)
         if change < 0 and self.signals.open and queue.bounded:
             self.signals.notify(queue.key)
+        if record.linked:
+            self.links.changed(record, before)
 
     def _note(
         self,
@@ -193,7 +198,10 @@ class Steps:
         record.shed()
         self.timers.ends.add(record.kept_until, record, record.seq)
 
-    def _leave_dead(self, record: TaskRecord) -> None:
+    def _note_dead(self, record: TaskRecord) -> None:
+        if record.state is State.DEAD:
+            record.queue.dead[record.task.id] = record
+            return
         del record.queue.dead[record.task.id]
         deadline = record.task.deadline
         if (
@@ -207,6 +215,8 @@ class Steps:
         if queue.unique.entries and (former := queue.records.get(record.task.id)) is not None:
             queue.unique.remove(former)
         queue.records[record.task.id] = record
+        if record.task.batch is not None:
+            self.batches.begin(record)
         if queue.fair is not None:
             queue.fair.attach(record)
         if record.task.deadline is not None:
@@ -243,10 +253,38 @@ class Steps:
             self.notify(queue, 1)
 
     def _schedule(self, record: TaskRecord, at: float, event: str, **fields: str | None) -> None:
+        """Set the time at which an entry becomes available; a blocked entry stays blocked."""
+        if record.state is State.BLOCKED:
+            self._block(record, at, event, **fields)
+        else:
+            self._put_off(record, at, event, **fields)
+
+    def _put_off(self, record: TaskRecord, at: float, event: str, **fields: str | None) -> None:
         record.seq = next(self._seq)
         record.at = at
         self._enter(record, State.SCHEDULED, event, due_at=at, **fields)
         self.timers.schedule(record, at)
+
+    def _block(
+        self, record: TaskRecord, at: float | None, event: str, **fields: str | None
+    ) -> None:
+        record.seq = next(self._seq)
+        record.at = at or 0.0
+        self._enter(record, State.BLOCKED, event, due_at=at, **fields)
+
+    def unblock(self, record: TaskRecord, verdict: Verdict) -> None:
+        """Release a blocked entry, or end it."""
+        record.reason = verdict.reason
+        if verdict.state is State.CANCELLED:
+            self._finish(record, State.CANCELLED, "cancelled")
+        elif verdict.state is State.DONE:
+            self._finish(record, State.DONE, "released")
+        elif verdict.state is State.DEAD:
+            self._enter(record, State.DEAD, "dead_lettered")
+        elif record.at > self.clock.now():
+            self._put_off(record, record.at, "released")
+        else:
+            self._make_available(record, "released")
 
     def _watch(self, record: TaskRecord) -> None:
         """Restart the timeout after which a delivery without progress is taken back, or end it if there is no limit."""

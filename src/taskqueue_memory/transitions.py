@@ -21,6 +21,7 @@ from taskqueue_core.tasks import (
     State,
     Task,
 )
+from taskqueue_memory.batches import is_batch
 from taskqueue_memory.records import Consumer, QueueState, TaskRecord
 from taskqueue_memory.steps import Steps
 
@@ -60,6 +61,8 @@ class MemoryStore(Steps):
             if known.replaced is not None:
                 return held_by(task, status, known.replaced)
             return Confirmation(key=task.key, task_id=task.id, status=status)
+        if task.batch is not None and (late := self.batches.refused(task)):
+            return late
         if task.unique is not None:
             found = meet(task, queue.unique.holders(task.unique.key, now), now)
             if found is not None:
@@ -77,13 +80,27 @@ class MemoryStore(Steps):
             record.published_at = now
             queue.unique.add(record)
             at = task.unique.due_at(at, now, now)
-        if at is not None and at > now:
+        if task.after is not None or is_batch(task):
+            self._publish_child(record, at)
+        elif at is not None and at > now:
             self._schedule(record, at, "published")
         else:
             self._make_available(record, "published")
         return Confirmation(
             key=task.key, task_id=task.id, status=Published.ACCEPTED, position=position
         )
+
+    def _publish_child(self, record: TaskRecord, at: float | None) -> None:
+        """Set the first state of a task that waits for others."""
+        verdict = None if record.task.after is None else self.links.begin(record)
+        if verdict is None or verdict.state is not State.WAITING:
+            self._block(record, at, "published")
+            if verdict is not None:
+                self.unblock(record, verdict)
+        elif at is not None and at > self.clock.now():
+            self._schedule(record, at, "published")
+        else:
+            self._make_available(record, "published")
 
     def _fan_out(self, task: Task, queue: QueueState, now: float) -> Confirmation:
         """Store a copy of a task in all queues to which its queue is bound; in none if one of them cannot accept it."""
@@ -128,11 +145,14 @@ class MemoryStore(Steps):
             record.updated_at = now
             self._note(record, "replaced")
         else:
+            blocked = record.state is State.BLOCKED
             self._take_out(record)
             record.replace(task)
             if queue.fair is not None:
                 queue.fair.attach(record)
-            if at is None:
+            if blocked:
+                self._block(record, at, "replaced")
+            elif at is None:
                 self._make_available(record, "replaced")
             else:
                 self._schedule(record, at, "replaced")
@@ -171,7 +191,14 @@ class MemoryStore(Steps):
         if not was_live and record.state is not State.DEAD:
             record = self._begin(
                 structs.replace(
-                    record, task=task, digest=None, replaced=None, published_at=now, state=None
+                    record,
+                    task=task,
+                    digest=None,
+                    replaced=None,
+                    published_at=now,
+                    state=None,
+                    wait=None,
+                    notes={},
                 )
             )
         if not was_live:

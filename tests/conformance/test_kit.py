@@ -46,7 +46,7 @@ from taskqueue_conformance import BackendSuite, Harness
 from taskqueue_memory import MemoryBackend
 
 class TestMine(BackendSuite):
-    capabilities = Capabilities(names=frozenset(Capability) - {Capability.AFTER})
+    capabilities = Capabilities(names=frozenset(Capability))
 
     async def open_backend(self, clock: ManualClock) -> MemoryBackend:
         return MemoryBackend(clock=clock)
@@ -71,12 +71,7 @@ class TestForgetful(PublishSuite):
         return MemoryBackend(clock=clock)
 """
 
-EVERY_NEED: list[Need] = [
-    *sorted(set(Capability) - {Capability.AFTER}),
-    "atomic_retry",
-    "durable",
-    "shared",
-]
+EVERY_NEED: list[Need] = [*Capability, "atomic_retry", "durable", "shared"]
 
 TOO_GOOD = {
     "test_dead_task",
@@ -235,7 +230,7 @@ def test_time_that_passes(concern: type[Harness]) -> None:
     """A backend that cannot use a manual clock passes the kit, whose tests then use short real times."""
 
     class Suite(concern):  # type: ignore[misc, valid-type]
-        capabilities = Capabilities(names=frozenset(Capability) - {Capability.AFTER})
+        capabilities = Capabilities(names=frozenset(Capability))
         manual_clock = False
         short = 0.1
 

@@ -247,7 +247,7 @@ async def test_iterating_is_observed_too(backend: InstrumentedBackend, recorder:
 
 async def test_capabilities_pass_through(backend: InstrumentedBackend) -> None:
     """G6: every capability of the backend is available through the wrapper."""
-    assert backend.capabilities == Capabilities(names=frozenset(Capability) - {Capability.AFTER})
+    assert backend.capabilities == Capabilities(names=frozenset(Capability))
     await backend.publisher.publish(*tasks("a"))
     first, second = backend.subscribe(["k"], "w"), backend.subscribe(["k"], "w")
     (delivery,) = (await first.receive(1, 0)).deliveries

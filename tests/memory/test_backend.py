@@ -21,7 +21,7 @@ from taskqueue_memory import MemoryBackend, create_backend
 def test_it_declares_what_it_is() -> None:
     """The memory backend declares every capability and atomic retries, but is neither shared nor durable."""
     capabilities = MemoryBackend.capabilities
-    assert capabilities.names == set(Capability) - {Capability.AFTER}
+    assert capabilities.names == set(Capability)
     assert (capabilities.shared, capabilities.durable, capabilities.atomic_retry) == (
         False,
         False,

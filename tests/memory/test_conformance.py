@@ -14,7 +14,7 @@ from taskqueue_memory import MemoryBackend
 class TestMemoryBackend(BackendSuite):
     """The memory backend keeps every promise of the contract (G4, G6, E5)."""
 
-    capabilities = Capabilities(names=frozenset(Capability) - {Capability.AFTER})
+    capabilities = Capabilities(names=frozenset(Capability))
     max_examples = int(os.environ.get("TASKQUEUE_KIT_EXAMPLES", "40"))
 
     async def open_backend(self, clock: ManualClock) -> MemoryBackend:

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
+from taskqueue_core.authoring.waits import Wait
 from taskqueue_core.limits import LIMITS, clean_traceback
 from taskqueue_core.tasks import (
     Confirmation,
@@ -74,6 +75,9 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
     replaced: str | None = None
     """id of the task that has got the contents of this one, which was never stored: the entry only remembers its id"""
 
+    wait: Wait | None = None
+    """what the task waits for, and the results that it was given, if it has parents"""
+
     @property
     def live(self) -> bool:
         """Whether the entry may still be delivered."""
@@ -129,9 +133,13 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         return self.state in _AT_REST and not self.handed_out
 
     def replace(self, task: Task) -> None:
-        """Give the task the contents of another one, but not its id. The caller updates the state and its indexes."""
+        """Give the task the contents of another one, but not its id, and not what it waits for.
+
+        The caller updates the state and its indexes.
+        """
         self.digest = self.digest or digest_of(self.task.payload)
-        self.task = msgspec.structs.replace(task, id=self.task.id)
+        own = self.task
+        self.task = msgspec.structs.replace(task, id=own.id, after=own.after, batch=own.batch)
 
     def recount(self) -> int:
         """Update `counted`, and return the change in the number of tasks that count against the capacity: -1, 0 or 1.
@@ -254,6 +262,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
             delivered_at=self.delivered_at,
             waiting_since=self.available_at,
             timeout=self.timeout,
+            inputs=() if self.wait is None else self.wait.delivered(self.task.after),
         )
 
     @property
@@ -283,6 +292,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
             error=error_of(self.state or State.WAITING, self.reason, last),
             last_failure=last,
             due_at=self.at if self.state is State.SCHEDULED else None,
+            held_by=() if self.wait is None else self.wait.held_by(self.task.after),
         )
 
 

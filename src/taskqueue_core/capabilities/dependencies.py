@@ -177,5 +177,5 @@ class Dependencies(Protocol):
 
         ``sealed``: the counts are those of all partitions, so that the batch knows how many there are. From then on,
         a batch whose counts are all complete ends: as done if no member failed, otherwise as cancelled with the
-        reason `PARENT_ENDED`.
+        reason `PARENT_ENDED`. The event in the journal is ``released``, with the state ``done``, or ``cancelled``.
         """

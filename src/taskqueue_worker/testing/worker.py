@@ -10,7 +10,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 
 from taskqueue_core.application.registry import Tasks
 from taskqueue_core.backend import Backend, Subscription
-from taskqueue_core.capabilities import Control, control_of, dead_letters_of
+from taskqueue_core.capabilities import (
+    Control,
+    Dependencies,
+    control_of,
+    dead_letters_of,
+    dependencies_of,
+)
+from taskqueue_core.consumer.carrier import carry
 from taskqueue_core.consumer.outage import release_as_lost
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.retry import Outcome
@@ -156,6 +163,7 @@ class DrainSource(LocalTaskSource):
             running=lambda: [name_of(delivery.task) for delivery in self._held.values()],
             on_end=lambda: self._run.stop(now=True),
             control=control_of(self._backend),
+            dependencies=dependencies_of(self._backend),
         )
         self._run.set_connected(connected=True)
         return self._drain_receiver
@@ -166,7 +174,7 @@ class DrainSource(LocalTaskSource):
         self._drain.notify()
 
     async def _maintain(self) -> None:
-        """Do nothing: the drain maintains the store when it advances the clock."""
+        """Do nothing: the drain carries lines, and maintains the store when it advances the clock."""
 
 
 class DrainReceiver:
@@ -188,6 +196,7 @@ class DrainReceiver:
         running: Callable[[], Iterable[str]],
         on_end: Callable[[], None],
         control: Control,
+        dependencies: Dependencies,
     ) -> None:
         """Create a receiver.
 
@@ -204,6 +213,7 @@ class DrainReceiver:
         self._names = running
         self._on_end = on_end
         self._control = control
+        self._dependencies = dependencies
         self._max_batch = max([1, *(handler.options.batch for handler in handlers.batches)])
         self._received: deque[Delivery] = deque()
         self._running = 0
@@ -250,6 +260,7 @@ class DrainReceiver:
 
     async def _receive(self, *, everything: bool) -> float | None:
         while True:
+            await carry(self._dependencies)
             received = await self._subscription.receive(self._max_batch, 0)
             self._received += received.deliveries
             self._drain.note_expired(received.expired)

@@ -1,0 +1,127 @@
+"""Carries lines between the partitions of a store, so that children learn about their parents.
+
+A server and a local worker run one carrier each. Several carriers may carry the same lines at once: see
+`taskqueue_core.capabilities.dependencies`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+from collections.abc import Sequence
+
+from taskqueue_core.capabilities import Dependencies, Line, LineKind, Report
+from taskqueue_core.consumer.outage import OUTAGE_BACKOFF, log_fields
+from taskqueue_core.errors import TaskQueueError
+
+_PAGE = 1000
+_EVERY = 5.0
+"""seconds after which lines are read again without a notification, on average"""
+_SECONDS = 30.0
+"""maximum duration of a call"""
+_log = logging.getLogger("taskqueue.dependencies")
+
+
+async def run_carrier(dependencies: Dependencies) -> None:
+    """Carry lines until cancelled: when there may be new ones, and otherwise about every five seconds.
+
+    Log only the first of several failures in a row.
+    """
+    failures = 0
+    while True:
+        try:
+            carried, left = await carry(dependencies)
+        except Exception as error:  # noqa: BLE001 - the loop must continue after any error
+            failures += 1
+            _report(error, failures)
+        else:
+            failures = failures + 1 if left else 0
+            if carried:
+                continue
+        try:
+            if failures:
+                await asyncio.sleep(OUTAGE_BACKOFF.delay(failures))
+            else:
+                usual = _EVERY * random.uniform(0.75, 1.25)  # noqa: S311 - it only spreads the load
+                await dependencies.changed(usual)
+        except Exception as error:  # noqa: BLE001 - as above
+            failures += 1
+            _report(error, failures)
+
+
+def _report(error: Exception, failures: int) -> None:
+    if failures > 1:
+        return
+    text = "dependencies were not carried (further failures in a row are not logged)"
+    if isinstance(error, TaskQueueError | TimeoutError):
+        _log.warning(text, extra=log_fields(error))
+    else:
+        _log.error(text, exc_info=error)
+
+
+async def carry(dependencies: Dependencies) -> tuple[int, int]:
+    """Carry all lines once. Return how many were carried, and how many are left because a partition did not answer."""
+    carried = left = 0
+    after = None
+    while lines := await dependencies.lines(_PAGE, after):
+        failed = await _carry_page(dependencies, lines)
+        if failed:  # do not read them again
+            after = lines[-1].id
+        carried, left = carried + len(lines) - failed, left + failed
+    return carried, left
+
+
+async def _carry_page(dependencies: Dependencies, lines: Sequence[Line]) -> int:
+    """Carry some lines. Return the number of those that a partition did not take."""
+    try:
+        await _carry_lines(dependencies, lines)
+    except (TaskQueueError, TimeoutError) as error:
+        groups = itertools.groupby(sorted(lines, key=_target), key=_target)
+        parts = [list(group) for _, group in groups]
+        if len(parts) == 1:
+            _report(error, 1)
+            return len(lines)
+        # A partition that is unavailable must not hold up the lines to the others.
+        return sum([await _carry_page(dependencies, part) for part in parts])
+    return 0
+
+
+def _target(line: Line) -> str:
+    """Return the queue to which a line is carried."""
+    if line.kind is LineKind.END and line.child is not None:
+        return line.child.key
+    return line.parent.key
+
+
+async def _carry_lines(dependencies: Dependencies, lines: Sequence[Line]) -> None:
+    async with asyncio.timeout(_SECONDS):
+        registrations = [line for line in lines if line.kind is LineKind.REGISTER]
+        reports = [report_in(line) for line in lines if line.kind is LineKind.END]
+        if registrations:
+            answers = await dependencies.register(*registrations)
+            # A child that is noted at a live parent needs no answer.
+            reports += [each for each in answers if each.state is None or not each.state.live]
+        if reports:
+            await dependencies.release(*reports)
+        for line in lines:
+            if line.kind is LineKind.CLOSE:
+                await dependencies.tally(*await dependencies.seal(line.parent), sealed=True)
+        if counts := [line.count for line in lines if line.count is not None]:
+            await dependencies.tally(*counts)
+        await dependencies.confirm(*lines)
+
+
+def report_in(line: Line) -> Report:
+    """Return the report in a line ``end``."""
+    if line.child is None:
+        raise ValueError("a line 'end' without a child")
+    return Report(
+        parent=line.parent,
+        child=line.child,
+        entry=line.entry,
+        state=line.state,
+        version=line.version,
+        result=line.result,
+    )
