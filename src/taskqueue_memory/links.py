@@ -70,8 +70,7 @@ class Links:
             if parent is None:
                 unknown.append(place)
             else:
-                parent.notes[wait.note(child, after, place)] = None
-                parent.linked = True
+                _add_note(parent, wait.note(child, after, place))
         for line in wait.registrations(child, after, unknown):
             self.add(line)
         return None
@@ -110,9 +109,9 @@ class Links:
 
     def _inform(self, parent: TaskRecord, left: int) -> int:
         ref, seen = ref_of(parent), Seen(parent.state, self._number(), self._look_at(parent).result)
-        notes = parent.notes
+        notes = parent.notes or {}
         if parent.ended:
-            parent.notes = {}
+            parent.notes = None
         for note in notes:
             report = report_of(ref, note, seen)
             child = self._child(report)
@@ -138,7 +137,7 @@ class Links:
             return
         for place, ref in enumerate(after.tasks):
             parent = self._parent(ref)
-            if parent is not None:
+            if parent is not None and parent.notes is not None:
                 parent.notes.pop(wait.note(ref_of(child), after, place), None)
         wait.missing, wait.dead = {}, []
 
@@ -200,8 +199,7 @@ class Links:
             told = self.lines[number]
             return report_of(line.parent, note, Seen(told.state, told.version, told.result))
         if not parent.ended:
-            parent.notes[note] = None
-            parent.linked = True
+            _add_note(parent, note)
         return report_of(line.parent, note, self._look_at(parent))
 
     def release(self, report: Report) -> None:
@@ -222,6 +220,12 @@ class Links:
                     await event.wait()
         finally:
             self._waiting.discard(event)
+
+
+def _add_note(parent: TaskRecord, note: Note) -> None:
+    parent.notes = parent.notes or {}
+    parent.notes[note] = None
+    parent.linked = True
 
 
 def ref_of(record: TaskRecord) -> TaskRef:

@@ -63,7 +63,7 @@ class TaskRecord(TenantItem, kw_only=True, eq=False):
     owner: Consumer | None = None
     watch: int = 0
     """id of the current progress timeout; 0 if there is none"""
-    notes: dict[Note, None] = msgspec.field(default_factory=dict)
+    notes: dict[Note, None] | None = None
     """the tasks that wait for this one, the oldest first"""
     linked: bool = False
     """whether other tasks wait for this one, or it waits for them"""

@@ -198,7 +198,7 @@ class MemoryStore(Steps):
                     published_at=now,
                     state=None,
                     wait=None,
-                    notes={},
+                    notes=None,
                 )
             )
         if not was_live:
