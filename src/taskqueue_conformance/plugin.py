@@ -15,7 +15,17 @@ from typing import Any
 import pytest
 
 _KIT = "taskqueue_conformance"
-PARTS = ("bench", "declared", "harness", "histories", "model", "processes", "slots", "suites")
+PARTS = (
+    "bench",
+    "declared",
+    "harness",
+    "histories",
+    "model",
+    "partitions",
+    "processes",
+    "slots",
+    "suites",
+)
 """modules and folders of the kit whose assertions pytest rewrites"""
 
 pytest.register_assert_rewrite(*(f"{_KIT}.{part}" for part in PARTS))

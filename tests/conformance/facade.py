@@ -8,6 +8,7 @@ from typing import Any
 from taskqueue_core.authoring.helpers import (
     SubscriptionBase,
     checked_settings,
+    reject_after,
     reject_ordering_keys,
     reject_unique_keys,
 )
@@ -60,6 +61,10 @@ class FacadePublisher(Part):
 
 class FacadeSchedules(Part):
     """Schedules that forward to the memory backend."""
+
+
+class FacadeDependencies(Part):
+    """Dependencies that forward to the memory backend."""
 
 
 class FacadeControl(Part):
@@ -125,6 +130,7 @@ class Facade:
     dead_letters_type: type[FacadeDeadLetters] = FacadeDeadLetters
     slots_type: type[FacadeSlots] = FacadeSlots
     schedules_type: type[FacadeSchedules] = FacadeSchedules
+    dependencies_type: type[FacadeDependencies] = FacadeDependencies
 
     def __init__(self, clock: ManualClock, inner: MemoryBackend | None = None) -> None:
         """Forward to ``inner``, which several facades can share, or to a new memory backend."""
@@ -140,6 +146,7 @@ class Facade:
         self.dead_letters = self.dead_letters_type(self.inner.dead_letters, self)
         self.slots = self.slots_type(self.inner.slots, self)
         self.schedules = self.schedules_type(self.inner.schedules, self)
+        self.dependencies = self.dependencies_type(self.inner.dependencies, self)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -175,6 +182,7 @@ _PARTS: dict[str, type[Part | FacadeSubscription]] = {
     "dead_letters_type": FacadeDeadLetters,
     "slots_type": FacadeSlots,
     "schedules_type": FacadeSchedules,
+    "dependencies_type": FacadeDependencies,
 }
 
 
@@ -192,6 +200,8 @@ class _LesserPublisher(FacadePublisher):
             reject_ordering_keys(tasks)
         if Capability.UNIQUE not in self.facade.capabilities.names:
             reject_unique_keys(tasks)
+        if Capability.AFTER not in self.facade.capabilities.names:
+            reject_after(tasks)
         return await super().publish(*tasks)
 
 

@@ -15,6 +15,7 @@ from taskqueue_conformance.model import machine
 from taskqueue_conformance.model.machine import MachineSuite
 from taskqueue_conformance.suite import SlotsSuite
 from tests.conformance import broken_consumers as consumers
+from tests.conformance import broken_dependencies as dependencies
 from tests.conformance import broken_flow as flow
 from tests.conformance import broken_leases as leases
 from tests.conformance import broken_limits as limits
@@ -33,6 +34,15 @@ CASES: tuple[tuple[Broken, str, str | None], ...] = (
     (consumers.BurnsAnAttempt, "test_waiting_burns_nothing", "3"),
     (consumers.CloseKeepsLeases, "test_close_releases", "3"),
     (consumers.CountsHandBackAsLoss, "test_redeliver_is_immediate", "3"),
+    (dependencies.DoesNotWait, "test_until_its_parent_is_done", "1"),
+    (dependencies.LosesLines, "test_lines_are_read_by_pages", None),
+    (dependencies.ForgetsEnds, "test_repeated_registrations", None),
+    (dependencies.IgnoresVersions, "test_reports_in_a_wrong_order", None),
+    (dependencies.IgnoresEntries, "test_an_id_that_is_used_again", None),
+    (dependencies.LosesInputs, "test_results_are_inputs", None),
+    (dependencies.ForgetsHolders, "test_dead_letters_of_another_backend", None),
+    (dependencies.SealsNothing, "test_members_that_come_late", "7"),
+    (dependencies.CountsTheDead, "test_a_dead_member_holds", None),
     (stores.CountsWrong, "test_every_arrow", "1"),
     (stores.DeliversEarly, "test_never_early", "8"),
     (consumers.DropsOnRedeliver, "test_redeliver_is_immediate", "3"),

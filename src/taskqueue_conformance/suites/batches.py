@@ -24,7 +24,7 @@ async def begun(bench: Bench, *members: str, **fields: Any) -> None:
     await bench.publish(*members, batch=BATCH, **fields)
 
 
-class BatchesSuite(Harness, needs=(Capability.AFTER, Capability.CONTROL)):
+class BatchesSuite(Harness, needs=(Capability.AFTER,)):
     """Tests of `Task.batch`."""
 
     async def test_all_are_done(self, bench: Bench) -> None:
@@ -40,6 +40,7 @@ class BatchesSuite(Harness, needs=(Capability.AFTER, Capability.CONTROL)):
         await bench.expect(done=3, waiting=1, cancelled=1)
         assert ids(await bench.take(subscription, 9)) == ["then"]
 
+    @needs(Capability.CONTROL)
     async def test_members_that_ended_before_the_close(self, bench: Bench) -> None:
         """A batch does not end before it is closed, also if its members so far have ended (U16)."""
         await begun(bench, "a")
@@ -51,6 +52,7 @@ class BatchesSuite(Harness, needs=(Capability.AFTER, Capability.CONTROL)):
         await carry_all(bench)
         assert (await status_of(bench, "batch")).state is State.DONE
 
+    @needs(Capability.CONTROL)
     async def test_a_member_fails(self, bench: Bench) -> None:
         """A batch with a member that ended otherwise than done is cancelled at its end (U16)."""
         await begun(bench, "a", "b")
@@ -65,7 +67,7 @@ class BatchesSuite(Harness, needs=(Capability.AFTER, Capability.CONTROL)):
         assert (status.state, status.error) == (State.CANCELLED, PARENT_ENDED)
         assert ids(await bench.take(subscription, 9)) == ["failed"]
 
-    @needs(Capability.DEAD_LETTERS)
+    @needs(Capability.CONTROL, Capability.DEAD_LETTERS)
     async def test_a_dead_member_holds(self, bench: Bench) -> None:
         """A member that is a dead letter holds its batch until it is redriven or discarded (U16)."""
         await begun(bench, "a")
@@ -79,6 +81,7 @@ class BatchesSuite(Harness, needs=(Capability.AFTER, Capability.CONTROL)):
         await carry_all(bench)
         assert (await status_of(bench, "batch")).state is State.DONE
 
+    @needs(Capability.CONTROL)
     async def test_members_that_come_late(self, bench: Bench) -> None:
         """A member of a closed batch is refused; a repeated publish of an earlier one is a duplicate (law 7; U16)."""
         await begun(bench, "a")
@@ -94,6 +97,7 @@ class BatchesSuite(Harness, needs=(Capability.AFTER, Capability.CONTROL)):
         await carry_all(bench)
         assert (await bench.offer(late))[0].code is Refusal.BATCH_CLOSED
 
+    @needs(Capability.CONTROL)
     async def test_an_empty_batch(self, bench: Bench) -> None:
         """A batch without members is done when it is closed; one that does not exist cannot be closed (U16)."""
         assert not await joint(bench).close(BATCH)
@@ -103,6 +107,7 @@ class BatchesSuite(Harness, needs=(Capability.AFTER, Capability.CONTROL)):
         assert (await status_of(bench, "batch")).state is State.DONE
         assert not await joint(bench).close(BATCH)
 
+    @needs(Capability.CONTROL)
     async def test_members_in_another_backend(self, bench: Bench) -> None:
         """Members of any backend are counted (U16)."""
         other = await apart(bench)
@@ -121,6 +126,7 @@ class BatchesSuite(Harness, needs=(Capability.AFTER, Capability.CONTROL)):
         await carry_all(bench, other)
         assert (await status_of(bench, "batch")).state is State.DONE
 
+    @needs(Capability.CONTROL)
     async def test_counts_that_are_repeated_and_late(self, bench: Bench) -> None:
         """Counts that come twice, late or in a wrong order end a batch neither early nor twice (U16)."""
         other = await apart(bench)
@@ -146,6 +152,7 @@ class BatchesSuite(Harness, needs=(Capability.AFTER, Capability.CONTROL)):
         assert await theirs.lines(9) == ()
         await bench.expect(done=2, cancelled=1, waiting=1)
 
+    @needs(Capability.CONTROL)
     async def test_a_batch_that_is_cancelled(self, bench: Bench) -> None:
         """The end of a batch closes it; its members run on (U16)."""
         await begun(bench, "a")
@@ -156,6 +163,7 @@ class BatchesSuite(Harness, needs=(Capability.AFTER, Capability.CONTROL)):
         subscription = bench.subscribe()
         assert sorted(ids(await bench.take(subscription, 9))) == ["a", "failed"]
 
+    @needs("atomic_retry")
     async def test_a_retried_member(self, bench: Bench) -> None:
         """A retry of a member is the same member; one that is retried after its end is counted again (U16)."""
         await begun(bench, "a")

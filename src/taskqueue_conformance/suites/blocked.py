@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
@@ -9,18 +11,34 @@ from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.partitions import after, carry_all, is_cancelled, status_of
 from taskqueue_conformance.selection import needs
 from taskqueue_core.after import INPUTS_TOO_LARGE, UNKNOWN_PARENT, TaskRef
-from taskqueue_core.backend import Capability
+from taskqueue_core.backend import Capability, Subscription
 from taskqueue_core.errors import QueueInUse
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.tasks import Published, Refusal, State
+from taskqueue_core.tasks import Delivery, Published, Refusal, State
 from taskqueue_core.uniqueness import UniqueKey
 
-_ALL = (Capability.AFTER, Capability.CONTROL)
+
+async def _family(bench: Bench, **fields: Any) -> tuple[Subscription, Delivery]:
+    """Return the delivery of a task that others wait for in each way."""
+    subscription, delivery = await bench.running("parent", **fields)
+    await bench.publish("child", after=after("parent"))
+    await bench.publish("grandchild", after=after("child"))
+    await bench.publish("finally", after=after("parent", when="ended"))
+    await bench.publish("on-failure", after=after("parent", when="failed"))
+    return subscription, delivery
 
 
-class BlockedSuite(Harness, needs=_ALL):
+async def _parent_failed(bench: Bench, subscription: Subscription) -> None:
+    """Fail unless the tasks of `_family` are what an end that is not done makes of them."""
+    await is_cancelled(bench, "child")
+    await is_cancelled(bench, "grandchild")
+    assert sorted(ids(await bench.take(subscription, 9))) == ["finally", "on-failure"]
+
+
+class BlockedSuite(Harness, needs=(Capability.AFTER,)):
     """Tests of `Task.after` within one queue."""
 
+    @needs(Capability.CONTROL)
     async def test_until_its_parent_is_done(self, bench: Bench) -> None:
         """A task that waits for another one is not delivered before that is done, and then once (laws 1, 8; U16)."""
         subscription = await bench.subscribed("parent")
@@ -55,6 +73,7 @@ class BlockedSuite(Harness, needs=_ALL):
         child = await bench.one(subscription)
         assert (child.task.id, child.inputs) == ("child", (b"7",))
 
+    @needs(Capability.CONTROL)
     async def test_unknown_parents(self, bench: Bench) -> None:
         """A task that waits for one that the store does not know is cancelled, with its reason (U16)."""
         await bench.publish("parent")
@@ -63,31 +82,30 @@ class BlockedSuite(Harness, needs=_ALL):
         await is_cancelled(bench, "child", UNKNOWN_PARENT)
         await bench.expect(cancelled=1, waiting=2)
 
-    @pytest.mark.parametrize("end", ["cancelled", "expired", "discarded"])
-    @needs(Capability.DEAD_LETTERS)
-    async def test_ends_that_are_not_done(self, bench: Bench, end: str) -> None:
-        """A parent that ends otherwise than done cancels what waits for it, and so on (U16)."""
-        deadline = bench.now + bench.short
-        subscription, delivery = await bench.running(
-            "parent", deadline=deadline if end == "expired" else None
-        )
-        await bench.publish("child", after=after("parent"))
-        await bench.publish("grandchild", after=after("child"))
-        await bench.publish("finally", after=after("parent", when="ended"))
-        await bench.publish("on-failure", after=after("parent", when="failed"))
-        if end == "cancelled":
-            await bench.control.cancel(KEY, "parent")
-        elif end == "expired":
-            await bench.advance(bench.short)
-            await bench.control.maintain()
-        else:
-            await bench.bury(subscription, delivery)
-            await bench.dead_letters.discard(KEY)
-        await is_cancelled(bench, "child")
-        await is_cancelled(bench, "grandchild")
-        assert sorted(ids(await bench.take(subscription, 9))) == ["finally", "on-failure"]
+    @needs(Capability.CONTROL)
+    async def test_a_parent_is_cancelled(self, bench: Bench) -> None:
+        """A parent that is cancelled cancels what waits for it to be done, and so on (U16)."""
+        subscription, _ = await _family(bench)
+        await bench.control.cancel(KEY, "parent")
+        await _parent_failed(bench, subscription)
 
-    @needs(Capability.DEAD_LETTERS)
+    @needs(Capability.CONTROL)
+    async def test_a_parent_expires(self, bench: Bench) -> None:
+        """A parent that expires cancels what waits for it to be done, and so on (U16)."""
+        subscription, _ = await _family(bench, deadline=bench.now + bench.short)
+        await bench.advance(bench.short)
+        await bench.control.maintain()
+        await _parent_failed(bench, subscription)
+
+    @needs(Capability.CONTROL, Capability.DEAD_LETTERS)
+    async def test_a_parent_is_discarded(self, bench: Bench) -> None:
+        """A dead letter that is discarded cancels what waits for it to be done, and so on (U16)."""
+        subscription, delivery = await _family(bench)
+        await bench.bury(subscription, delivery)
+        await bench.dead_letters.discard(KEY)
+        await _parent_failed(bench, subscription)
+
+    @needs(Capability.CONTROL, Capability.DEAD_LETTERS)
     async def test_a_dead_letter_holds(self, bench: Bench) -> None:
         """A dead letter holds what waits for it, whose status names it, until it is redriven and done (U16)."""
         subscription, delivery = await bench.running("parent")
@@ -106,7 +124,7 @@ class BlockedSuite(Harness, needs=_ALL):
         await carry_all(bench)
         assert sorted(ids(await bench.take(subscription, 3))) == ["child", "later"]
 
-    @needs(Capability.DEAD_LETTERS)
+    @needs(Capability.CONTROL, Capability.DEAD_LETTERS)
     async def test_what_a_dead_letter_decides(self, bench: Bench) -> None:
         """A dead letter cancels if that is asked for, and counts as ended and as failed (U16)."""
         subscription, delivery = await bench.running("parent")
@@ -121,7 +139,7 @@ class BlockedSuite(Harness, needs=_ALL):
         await carry_all(bench)
         await bench.expect(cancelled=1, in_flight=2, done=1)
 
-    @needs(Capability.DEAD_LETTERS)
+    @needs(Capability.CONTROL, Capability.DEAD_LETTERS)
     async def test_a_dead_letter_that_is_retried(self, bench: Bench) -> None:
         """The retry of a dead letter lets go on what it holds, as a redrive does (U16)."""
         subscription, delivery = await bench.running("parent")
@@ -134,6 +152,7 @@ class BlockedSuite(Harness, needs=_ALL):
         await carry_all(bench)
         assert ids(await bench.take(subscription)) == ["child"]
 
+    @needs(Capability.CONTROL)
     async def test_when_failed(self, bench: Bench) -> None:
         """An error callback runs at the first failure, and is cancelled if all parents are done (U16)."""
         subscription, one, two = await bench.all_running("a", "b")
@@ -146,6 +165,7 @@ class BlockedSuite(Harness, needs=_ALL):
         await carry_all(bench)
         assert ids(await bench.take(subscription)) == ["some"]
 
+    @needs("atomic_retry")
     async def test_results_are_inputs(self, bench: Bench) -> None:
         """The results of parents come with the task, in the order that it asks for, at every delivery (U16)."""
         subscription, *running = await bench.all_running("a", "b", "c")
@@ -177,6 +197,7 @@ class BlockedSuite(Harness, needs=_ALL):
         await bench.dead_letters.redrive(KEY)
         assert (await bench.one(subscription)).inputs == ()
 
+    @needs(Capability.CONTROL)
     async def test_its_time(self, bench: Bench) -> None:
         """A released task does not run before its time, also if it was rescheduled while it was blocked (law 8)."""
         subscription, *running = await bench.all_running("parent")
@@ -208,10 +229,12 @@ class BlockedSuite(Harness, needs=_ALL):
         delivery = await bench.one(subscription)
         assert (delivery.task.id, delivery.attempt) == ("child", 2)
 
+    @needs(Capability.CONTROL)
     async def test_published_again(self, bench: Bench) -> None:
         """A blocked task is a duplicate or a conflict by its payload, as every other one (law 7)."""
         await bench.publish("parent")
         await bench.publish("child", after=after("parent"))
+        assert (await status_of(bench, "child")).state is State.BLOCKED
         child = bench.task("child", after=after("parent"))
         assert await bench.statuses(child, bench.task("child", payload="other")) == [
             Published.DUPLICATE,
@@ -219,7 +242,7 @@ class BlockedSuite(Harness, needs=_ALL):
         ]
         await bench.expect(waiting=1, blocked=1)
 
-    @needs(Capability.FLOW)
+    @needs(Capability.CONTROL, Capability.FLOW)
     async def test_capacity(self, bench: Bench) -> None:
         """A blocked task takes room from its publish; its release needs none, and is not refused (law 6)."""
         await bench.limit(capacity=2)
@@ -233,7 +256,7 @@ class BlockedSuite(Harness, needs=_ALL):
         await carry_all(bench)
         await bench.expect(done=1, waiting=2)
 
-    @needs(Capability.FLOW)
+    @needs(Capability.CONTROL, Capability.FLOW)
     async def test_a_child_that_ends_frees_room(self, bench: Bench) -> None:
         """A blocked task that is cancelled takes no more room (law 6)."""
         await bench.limit(capacity=2)
@@ -243,6 +266,7 @@ class BlockedSuite(Harness, needs=_ALL):
         await bench.publish("other")
         await bench.expect(cancelled=1, waiting=2)
 
+    @needs(Capability.CONTROL)
     async def test_ends_while_blocked(self, bench: Bench) -> None:
         """A blocked task can be cancelled and expire; its parent's end changes nothing then (laws 1, 8)."""
         subscription, delivery = await bench.running("parent")
@@ -256,6 +280,7 @@ class BlockedSuite(Harness, needs=_ALL):
         await bench.expect(done=1, cancelled=1, expired=1)
         assert await bench.take(subscription, 9) == []
 
+    @needs(Capability.CONTROL)
     async def test_purge_and_delete(self, bench: Bench) -> None:
         """A purge ends blocked tasks too, and counts them; a queue that has some is not deleted (law 1)."""
         await bench.publish("parent", key=OTHER)
@@ -279,7 +304,7 @@ class BlockedSuite(Harness, needs=_ALL):
 
         assert await bench.wakes(bench.subscribe().receive(1, 60), end()) == ["child"]
 
-    async def test_place_in_the_lane(self, bench: Bench) -> None:
+    async def test_place_of_a_released_task(self, bench: Bench) -> None:
         """A released task comes after those of its priority that were waiting already (law 4)."""
         subscription, delivery = await bench.running("parent")
         await bench.publish("child", after=after("parent"))

@@ -1,0 +1,111 @@
+"""Backends that break the promises to tasks that wait for others."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from taskqueue_core.after import TaskRef
+from taskqueue_core.capabilities import Count, Line, Report
+from taskqueue_core.tasks import Confirmation, Delivery, Received, State, Task
+from tests.conformance.facade import FacadeDependencies, FacadePublisher, FacadeSubscription
+
+
+class DoesNotWait(FacadePublisher):
+    """Stores tasks that wait for others as waiting."""
+
+    async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
+        """Break the promise of `publish`."""
+        return await self.inner.publish(*(structs.replace(task, after=None) for task in tasks))
+
+
+class LosesLines(FacadeDependencies):
+    """Deletes lines when they are read, and not when they are confirmed."""
+
+    async def lines(self, limit: int, after: str | None = None) -> tuple[Line, ...]:
+        """Break the promise of `lines`."""
+        found: tuple[Line, ...] = await self.inner.lines(limit, after)
+        await self.inner.confirm(*found)
+        return found
+
+
+class ForgetsEnds(FacadeDependencies):
+    """Does not know a parent that is forgotten, although its end was not confirmed."""
+
+    async def register(self, *lines: Line) -> tuple[Report, ...]:
+        """Break the promise of `register`."""
+        reports: tuple[Report, ...] = await self.inner.register(*lines)
+        control, answers = self.facade.inner.control, list[Report]()
+        for report in reports:
+            (known,) = await control.statuses(report.parent.key, report.parent.task_id)
+            answers.append(report if known else structs.replace(report, state=None))
+        return tuple(answers)
+
+
+class IgnoresVersions(FacadeDependencies):
+    """Takes a late report for a new one."""
+
+    number = 1000
+
+    async def release(self, *reports: Report) -> None:
+        """Break the promise of `release`."""
+        for report in reports:
+            self.number += 1
+            await self.inner.release(structs.replace(report, version=self.number))
+
+
+class IgnoresEntries(FacadeDependencies):
+    """Takes a report for an earlier task with the same id."""
+
+    async def release(self, *reports: Report) -> None:
+        """Break the promise of `release`."""
+        for report in reports:
+            found = self.facade.inner._store.find(report.child.key, report.child.task_id)
+            entry = report.entry if found is None or found.wait is None else found.wait.entry
+            await self.inner.release(structs.replace(report, entry=entry))
+
+
+class LosesInputs(FacadeSubscription):
+    """Delivers inputs only the first time."""
+
+    async def receive(self, limit: int, timeout: float | None) -> Received:
+        """Break the promise of `receive`."""
+        received = await self.inner.receive(limit, timeout)
+        seen = self.facade.tokens
+        given = list[Delivery]()
+        for delivery in received.deliveries:
+            name = (delivery.task.key, delivery.task.id, "inputs")
+            given.append(structs.replace(delivery, inputs=()) if name in seen else delivery)
+            seen.add(name)
+        return structs.replace(received, deliveries=tuple(given))
+
+
+class SealsNothing(FacadeDependencies):
+    """Counts the members of a batch without closing it."""
+
+    async def seal(self, batch: TaskRef) -> tuple[Count, ...]:
+        """Break the promise of `seal`."""
+        counts = self.facade.inner._store.batches.counts
+        before = counts.get(batch)
+        found: tuple[Count, ...] = await self.inner.seal(batch)
+        if before is not None:
+            counts[batch] = before
+        return found
+
+
+class CountsTheDead(FacadeDependencies):
+    """Takes a dead letter for a member that has ended."""
+
+    async def tally(self, *counts: Count, sealed: bool = False) -> None:
+        """Break the promise of `tally`."""
+        those = [
+            structs.replace(count, failed=count.failed + count.dead, dead=0) for count in counts
+        ]
+        await self.inner.tally(*those, sealed=sealed)
+
+
+class ForgetsHolders(FacadeDependencies):
+    """Does not report dead letters of other partitions."""
+
+    async def release(self, *reports: Report) -> None:
+        """Break the promise of `release`."""
+        await self.inner.release(*(each for each in reports if each.state is not State.DEAD))
