@@ -92,9 +92,9 @@ class Batches:
             record = self._steps.find(batch.key, batch.task_id)
             tally = self._tallies.get(batch)
             if record is not None and tally is not None:
-                verdict = tally.hear(those, sealed=sealed)
-                if verdict is not None:
-                    self._steps.unblock(record, verdict)
+                change = tally.hear(those, sealed=sealed)
+                if change is not None:
+                    self._steps.unblock(record, change)
 
     def confirmed(self, line: Line) -> None:
         """Forget the id of a line ``count`` that was confirmed."""

@@ -12,9 +12,9 @@ from msgspec import structs
 
 from taskqueue_core.after import TaskRef
 from taskqueue_core.authoring.waits import (
+    Change,
     Note,
     Seen,
-    Verdict,
     Wait,
     line_of,
     note_of,
@@ -51,7 +51,7 @@ class Links:
 
     # A child is published
 
-    def begin(self, record: TaskRecord) -> Verdict | None:
+    def begin(self, record: TaskRecord) -> Change | None:
         """Look up the parents of a new record. Return what becomes of it, or ``None`` if it is blocked."""
         after = record.task.after
         if after is None:
@@ -60,9 +60,9 @@ class Links:
         parents = [self._parent(ref) for ref in after.tasks]
         for place, parent in enumerate(parents):
             if parent is not None and not parent.live:
-                verdict = wait.hear(after, place, self._look_at(parent))
-                if verdict is not None:
-                    return verdict
+                change = wait.hear(after, place, self._look_at(parent))
+                if change is not None:
+                    return change
         record.linked = True
         child, unknown = ref_of(record), list[int]()
         for place in wait.missing:
@@ -149,9 +149,9 @@ class Links:
         with suppress(ValueError):
             place = after.tasks.index(report.parent)
             seen = Seen(report.state, report.version, report.result)
-            verdict = wait.hear(after, place, seen)
-            if verdict is not None:
-                self._steps.unblock(child, verdict)
+            change = wait.hear(after, place, seen)
+            if change is not None:
+                self._steps.unblock(child, change)
 
     # Lines
 
@@ -196,8 +196,8 @@ class Links:
             number = self._ends.get((line.parent, note))
             if number is None:
                 return report_of(line.parent, note, Seen(None, self._last))
-            told = self.lines[number]
-            return report_of(line.parent, note, Seen(told.state, told.version, told.result))
+            end = self.lines[number]
+            return report_of(line.parent, note, Seen(end.state, end.version, end.result))
         if not parent.ended:
             _add_note(parent, note)
         return report_of(line.parent, note, self._look_at(parent))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
-from taskqueue_core.authoring.waits import Verdict
+from taskqueue_core.authoring.waits import Change
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import Clock
 from taskqueue_core.tasks import Delivery, Expired, Settled, State
@@ -272,14 +272,14 @@ class Steps:
         record.at = at or 0.0
         self._enter(record, State.BLOCKED, event, due_at=at, **fields)
 
-    def unblock(self, record: TaskRecord, verdict: Verdict) -> None:
+    def unblock(self, record: TaskRecord, change: Change) -> None:
         """Release a blocked entry, or end it."""
-        record.reason = verdict.reason
-        if verdict.state is State.CANCELLED:
+        record.reason = change.reason
+        if change.state is State.CANCELLED:
             self._finish(record, State.CANCELLED, "cancelled")
-        elif verdict.state is State.DONE:
+        elif change.state is State.DONE:
             self._finish(record, State.DONE, "released")
-        elif verdict.state is State.DEAD:
+        elif change.state is State.DEAD:
             self._enter(record, State.DEAD, "dead_lettered")
         elif record.at > self.clock.now():
             self._put_off(record, record.at, "released")

@@ -92,11 +92,11 @@ class MemoryStore(Steps):
 
     def _publish_child(self, record: TaskRecord, at: float | None) -> None:
         """Set the first state of a task that waits for others."""
-        verdict = None if record.task.after is None else self.links.begin(record)
-        if verdict is None or verdict.state is not State.WAITING:
+        change = None if record.task.after is None else self.links.begin(record)
+        if change is None or change.state is not State.WAITING:
             self._block(record, at, "published")
-            if verdict is not None:
-                self.unblock(record, verdict)
+            if change is not None:
+                self.unblock(record, change)
         elif at is not None and at > self.clock.now():
             self._schedule(record, at, "published")
         else:

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import structs
 
 from taskqueue_core.after import PARENT_ENDED
-from taskqueue_core.authoring.waits import Verdict
+from taskqueue_core.authoring.waits import Change
 from taskqueue_core.capabilities import Count
 from taskqueue_core.task_state import State
 from taskqueue_core.tasks import Confirmation, Published, Refusal, Task
@@ -24,7 +24,7 @@ class Tally(msgspec.Struct, kw_only=True, eq=False):
     sealed: bool = False
     """whether the counts of all partitions are known"""
 
-    def hear(self, counts: Iterable[Count], *, sealed: bool) -> Verdict | None:
+    def hear(self, counts: Iterable[Count], *, sealed: bool) -> Change | None:
         """Record counts. Return what becomes of the batch, or ``None`` if it stays blocked."""
         for count in counts:
             known = self.counts.get(count.partition)
@@ -34,8 +34,8 @@ class Tally(msgspec.Struct, kw_only=True, eq=False):
         if not self.sealed or not all(count.complete for count in self.counts.values()):
             return None
         if any(count.failed for count in self.counts.values()):
-            return Verdict(State.CANCELLED, PARENT_ENDED)
-        return Verdict(State.DONE)
+            return Change(State.CANCELLED, PARENT_ENDED)
+        return Change(State.DONE)
 
 
 def joined(count: Count) -> Count:

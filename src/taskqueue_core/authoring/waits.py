@@ -35,7 +35,7 @@ class Seen(NamedTuple):
     result: bytes | None = None
 
 
-class Verdict(NamedTuple):
+class Change(NamedTuple):
     """What becomes of a child that is no longer blocked."""
 
     state: State
@@ -43,7 +43,7 @@ class Verdict(NamedTuple):
     reason: str | None = None
 
 
-_RELEASED = Verdict(State.WAITING)
+_RELEASED = Change(State.WAITING)
 
 
 class Wait(msgspec.Struct, kw_only=True, eq=False):
@@ -65,22 +65,22 @@ class Wait(msgspec.Struct, kw_only=True, eq=False):
         """Return a new wait for all parents."""
         return Wait(missing=dict.fromkeys(range(len(after.tasks)), 0))
 
-    def hear(self, after: After, place: int, seen: Seen) -> Verdict | None:
+    def hear(self, after: After, place: int, seen: Seen) -> Change | None:
         """Record what was reported of the parent at ``place``. Return ``None`` if the child stays as it is.
 
-        After a verdict, the child misses no parent, so later reports change nothing.
+        After a change, the child misses no parent, so later reports change nothing.
         """
         known = self.missing.get(place)
         if known is None or seen.version < known:
             return None
-        verdict = self._judge(after, place, seen)
-        if verdict is not None:
+        change = self._decide(after, place, seen)
+        if change is not None:
             self.missing, self.dead = {}, []
-        return verdict
+        return change
 
-    def _judge(self, after: After, place: int, seen: Seen) -> Verdict | None:
+    def _decide(self, after: After, place: int, seen: Seen) -> Change | None:
         if seen.state is None:
-            return Verdict(State.CANCELLED, UNKNOWN_PARENT)
+            return Change(State.CANCELLED, UNKNOWN_PARENT)
         if place in self.dead:
             self.dead.remove(place)
         holds = after.when == "done" and after.on_dead == "hold" and seen.state is State.DEAD
@@ -91,15 +91,15 @@ class Wait(msgspec.Struct, kw_only=True, eq=False):
             return None
         del self.missing[place]
         if seen.state is not State.DONE and after.when != "ended":
-            return _RELEASED if after.when == "failed" else Verdict(State.CANCELLED, PARENT_ENDED)
+            return _RELEASED if after.when == "failed" else Change(State.CANCELLED, PARENT_ENDED)
         if place in after.inputs and seen.result is not None:
             self.inputs[place] = seen.result
             if sum(map(len, self.inputs.values())) > LIMITS.payload:
                 self.inputs, self.too_large = {}, True
-                return Verdict(State.DEAD, INPUTS_TOO_LARGE)
+                return Change(State.DEAD, INPUTS_TOO_LARGE)
         if self.missing:
             return None
-        return Verdict(State.CANCELLED, PARENT_ENDED) if after.when == "failed" else _RELEASED
+        return Change(State.CANCELLED, PARENT_ENDED) if after.when == "failed" else _RELEASED
 
     def delivered(self, after: After | None) -> tuple[bytes | None, ...]:
         """Return the inputs that are delivered with the child."""
