@@ -77,9 +77,7 @@ class Links:
 
     def _parent(self, ref: TaskRef) -> TaskRecord | None:
         found = self._steps.find(ref.key, ref.task_id)
-        if found is not None and found.replaced is not None:  # its contents are in another task
-            found = self._steps.find(ref.key, found.replaced)
-        return found
+        return None if found is not None and found.replaced is not None else found
 
     def _look_at(self, parent: TaskRecord) -> Seen:
         kept = parent.state is State.DONE and self._steps.clock.now() < parent.result_until

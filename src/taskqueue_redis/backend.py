@@ -16,6 +16,7 @@ from taskqueue_core.tasks import Health
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.context import RedisContext
 from taskqueue_redis.control import RedisControl, RedisDeadLetters
+from taskqueue_redis.dependencies import RedisDependencies
 from taskqueue_redis.publisher import RedisPublisher
 from taskqueue_redis.schedules import RedisSchedules
 from taskqueue_redis.slots.pool import RedisSlots
@@ -31,7 +32,7 @@ class RedisBackend:
     """Backend on Redis or Valkey. It works in one event loop at a time."""
 
     capabilities = Capabilities(
-        names=frozenset(Capability) - {Capability.AFTER},
+        names=frozenset(Capability),
         shared=True,
         durable=True,
     )
@@ -44,6 +45,7 @@ class RedisBackend:
         self.publisher = RedisPublisher(self._context)
         self.control = RedisControl(self._context)
         self.dead_letters = RedisDeadLetters(self._context)
+        self.dependencies = RedisDependencies(self._context)
         self.slots = RedisSlots(self._context)
         self.schedules = RedisSchedules(self._context)
 

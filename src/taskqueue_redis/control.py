@@ -218,7 +218,7 @@ class RedisControl(_ScriptCaller):
             known, number, over, uses = await self._of(
                 "delete", key, _CHUNK, QueueSettings().model_dump_json()
             )
-            waiting, scheduled, running, dead, consumers = map(int, uses)
+            waiting, scheduled, running, dead, consumers, blocked = map(int, uses)
             demand_unused(
                 key,
                 waiting=waiting,
@@ -226,6 +226,7 @@ class RedisControl(_ScriptCaller):
                 running=running,
                 dead=dead,
                 consumers=consumers,
+                blocked=blocked,
             )
             deleted, forgotten = deleted or bool(known), forgotten + number
         return DeletedQueue(deleted=deleted, forgotten=forgotten)

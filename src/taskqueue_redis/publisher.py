@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Awaitable, Collection, Iterable, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import msgspec
 
+from taskqueue_core.after import TaskRef
 from taskqueue_core.authoring.entries import held_by
 from taskqueue_core.authoring.helpers import check_size, checked_keys, refusal
 from taskqueue_core.capabilities import Order, QueueSettings
@@ -24,7 +25,7 @@ from taskqueue_redis.context import RedisContext
 from taskqueue_redis.scripts.coalescer import Coalescer, split
 from taskqueue_redis.scripts.receipts import parse_receipt
 from taskqueue_redis.scripts.runner import Arg, microseconds
-from taskqueue_redis.scripts.task_codec import digest, encode, unique_fields
+from taskqueue_redis.scripts.task_codec import digest, encode, name_of, unique_fields
 from taskqueue_redis.wakeups import RedisRoomSignal, channel_of
 
 _NO_MEMORY_RETRY_SECONDS = 1.0
@@ -35,6 +36,7 @@ If the writes of a queue wait for replicas, its batches are divided only if thei
 """
 _PARTLY = "the store confirmed only part of the batch"
 _DUPLICATE = -1
+_encoder = msgspec.json.Encoder()
 _OF_A_HOLDER = {
     "duplicate": Published.DUPLICATE,
     "replaced": Published.REPLACED,
@@ -60,6 +62,8 @@ class RedisPublisher:
             await self._scripts.check_promises()
         if not tasks:
             return ()
+        if any(task.after is not None for task in tasks):
+            return await self._publish_in_order(tasks)
         partitions = self._scripts.partitions
         if len(tasks) == 1 or (len(partitions.names) == 1 and len(tasks) <= LIMITS.batch):
             return tuple(await self._publishes.submit(partitions.of(tasks[0].key), tasks))
@@ -79,6 +83,21 @@ class RedisPublisher:
         for (_, batch), answered in zip(batches, results, strict=True):
             answers.update(zip(batch, answered, strict=True))
         return tuple(answers[index] for index in range(len(tasks)))
+
+    async def _publish_in_order(self, tasks: Sequence[Task]) -> tuple[Confirmation, ...]:
+        """Publish tasks so that none is stored before those that precede it, because it may wait for them."""
+        answers: list[Confirmation] = []
+        for partition, group in groupby(tasks, lambda task: self._scripts.partitions.of(task.key)):
+            batch = tuple(group)
+            try:
+                for start in range(0, len(batch), LIMITS.batch):
+                    some = batch[start : start + LIMITS.batch]
+                    answers += await self._publishes.submit(partition, some)
+            except BackendUnavailable as error:
+                if answers:
+                    raise PublishUnconfirmed(_PARTLY) from error
+                raise
+        return tuple(answers)
 
     async def schedule_retry(
         self,
@@ -110,6 +129,7 @@ class RedisPublisher:
             digest(task.payload), task.priority, _optional_time(task.deadline), envelope,
             task.tenant or "", task.ordering_key or "", "1" if free else "",
             clean_traceback(traceback) or "", "" if task.unique is None else unique_fields(task, envelope),
+            _batch_of(task),
         )  # fmt: skip
         if answer == b"lost":
             raise LeaseLost("the receipt is not current: already settled, revoked, or never issued")
@@ -130,7 +150,7 @@ class RedisPublisher:
 
     async def _send(self, partition: str, tasks: Sequence[Task]) -> Sequence[Confirmation]:
         if len(tasks) == 1:
-            return await self._run(partition, tasks, *_script_args(tasks))
+            return await self._run(partition, tasks, _script_args(tasks))
         # Encode the next part while Redis executes the current one, but send it only afterwards: if the server does not
         # know the script yet and refuses a call, a later part could otherwise be executed before an earlier one.
         replicated = self._scripts.waits_for_replicas(task.key for task in tasks)
@@ -140,10 +160,10 @@ class RedisPublisher:
             for part in split(tasks, LIMITS.batch if replicated else _PART, _size):
                 args = _script_args(part)
                 if len(part) == len(tasks):
-                    return await self._run(partition, part, *args)
+                    return await self._run(partition, part, args)
                 if running is not None:
                     confirmations += await running
-                running = asyncio.create_task(self._run(partition, part, *args))
+                running = asyncio.create_task(self._run(partition, part, args))
                 await asyncio.sleep(0)  # so that this part is sent before the next one is encoded
             if running is not None:
                 confirmations += await running
@@ -157,14 +177,10 @@ class RedisPublisher:
         return confirmations
 
     async def _run(
-        self,
-        partition: str,
-        tasks: Sequence[Task],
-        by_key: Mapping[str, Sequence[Task]],
-        args: Sequence[Arg],
+        self, partition: str, tasks: Sequence[Task], ask: _Ask
     ) -> Sequence[Confirmation]:
         try:
-            reply = await self._scripts.run_replicated("publish", partition, by_key, *args)
+            reply = await self._scripts.run_replicated("publish", partition, ask.keys, *ask.args)
         except BackendUnavailable as error:
             match error.__cause__:
                 case AnswerLost() as lost:
@@ -172,50 +188,55 @@ class RedisPublisher:
                 case Refused(why="OOM"):
                     return [store_full(task) for task in tasks]
             raise
-        if len(reply) < len(tasks):
-            return await self._run_rest(partition, tasks, by_key, reply)
-        answers = iter(reply)
-        of_key = {key: iter(tuple(islice(answers, len(tasks)))) for key, tasks in by_key.items()}
-        return [confirmation_of(task, next(of_key[task.key])) for task in tasks]
+        if ask.order is None and len(reply) == len(tasks):
+            return list(map(confirmation_of, tasks, reply))
+        order = ask.order or range(len(tasks))
+        answers: dict[int, Confirmation] = {
+            place: confirmation_of(tasks[place], answer)
+            for place, answer in zip(order, reply, strict=False)
+        }
+        if rest := order[len(reply) :]:  # the script has left them to the next call
+            left = [tasks[place] for place in rest]
+            try:
+                answers |= zip(
+                    rest, await self._run(partition, left, _script_args(left)), strict=True
+                )
+            except BackendUnavailable as error:
+                raise PublishUnconfirmed(_PARTLY) from error
+        return [answers[place] for place in range(len(tasks))]
 
-    async def _run_rest(
-        self,
-        partition: str,
-        tasks: Sequence[Task],
-        by_key: Mapping[str, Sequence[Task]],
-        reply: Sequence[int | bytes],
-    ) -> Sequence[Confirmation]:
-        """Run the script for the tasks that it has left to the next call, because of many copies."""
-        grouped = [task for group in by_key.values() for task in group]
-        rest = grouped[len(reply) :]
-        try:
-            later = await self._run(partition, rest, *_script_args(rest))
-        except BackendUnavailable as error:
-            raise PublishUnconfirmed(_PARTLY) from error
-        first = [
-            confirmation_of(task, answer) for task, answer in zip(grouped, reply, strict=False)
-        ]
-        of_key: dict[str, deque[Confirmation]] = {}
-        for confirmation in (*first, *later):
-            of_key.setdefault(confirmation.key, deque()).append(confirmation)
-        return [of_key[task.key].popleft() for task in tasks]
+
+class _Ask(NamedTuple):
+    """The arguments of the script ``publish``."""
+
+    keys: Collection[str]
+    args: list[Arg]
+    order: Sequence[int] | None
+    """the positions of the tasks in the order in which they are passed; None if it is that of the call"""
 
 
 def _size(task: Task) -> int:
     return len(task.payload)
 
 
-def _script_args(tasks: Sequence[Task]) -> tuple[dict[str, list[Task]], list[Arg]]:
-    """Return the tasks by queue, and the arguments of the script ``publish``."""
-    by_key: dict[str, list[Task]] = {}
-    for task in tasks:
-        by_key.setdefault(task.key, []).append(task)
+def _script_args(tasks: Sequence[Task]) -> _Ask:
+    """Return the arguments of the script ``publish``: the tasks by queue, or in order if one waits for others."""
+    groups: list[tuple[str, Sequence[int]]]
+    if any(task.after is not None for task in tasks):
+        runs = groupby(range(len(tasks)), lambda place: tasks[place].key)
+        groups = [(key, tuple(places)) for key, places in runs]
+    else:
+        by_key: dict[str, list[int]] = {}
+        for place, task in enumerate(tasks):
+            by_key.setdefault(task.key, []).append(place)
+        groups = list(by_key.items())
     args: list[Arg] = []
-    for key, batch in by_key.items():
-        args += (key, len(batch))
-        for task in batch:
-            args += task_args(task)
-    return by_key, args
+    for key, places in groups:
+        args += (key, len(places))
+        for place in places:
+            args += task_args(tasks[place])
+    order = None if len(groups) == 1 else [place for _, places in groups for place in places]
+    return _Ask({key for key, _ in groups}, args, order)
 
 
 def task_args(task: Task) -> tuple[Arg, Arg, Arg]:
@@ -244,14 +265,33 @@ async def _gather_all(
 def _descriptor(task: Task, envelope: bytes) -> bytes:
     about = digest(task.payload) + _DIGITS[task.priority]
     plain = task.tenant is None and task.ordering_key is None
-    if plain and task.not_before is None and task.deadline is None and task.unique is None:
+    rare = _rare(task, envelope)
+    if plain and task.not_before is None and task.deadline is None and not rare:
         return about
     about += f":{_optional_time(task.not_before)}:{_optional_time(task.deadline)}".encode()
     if not plain:
         about += f"/{task.tenant or ''}/{task.ordering_key or ''}".encode()
+    return about + b"\n" + _encoder.encode(rare) if rare else about
+
+
+def _rare(task: Task, envelope: bytes) -> dict[str, Any] | None:
+    """Return the fields that few tasks have, as the Lua function ``rare_of`` reads them."""
+    if task.unique is None and task.after is None and task.batch is None:
+        return None
+    rare: dict[str, Any] = {}
     if task.unique is not None:
-        about += b'\n{"u":%b}' % unique_fields(task, envelope)
-    return about
+        rare["u"] = msgspec.Raw(unique_fields(task, envelope))
+    if task.after is not None:
+        rare["a"] = 1  # the parents are in the envelope
+    if task.batch is not None:
+        rare["b"] = name_of(task.batch)
+    return rare
+
+
+def _batch_of(task: Task) -> str:
+    """Return the name of the batch of a member; empty if it is none."""
+    batch = task.batch
+    return "" if batch in (None, TaskRef(task.key, task.id)) else name_of(batch)
 
 
 def _optional_time(time: float | None) -> int | str:
@@ -281,6 +321,8 @@ def _refused(task: Task, text: str) -> Confirmation:
             limits, depth = QueueSettings(moved_to=rest), "0"
         case "intake_paused":
             limits, depth = QueueSettings(intake_paused=True), "0"
+        case "batch_closed":
+            return _batch_closed(task)
         case "capacity":
             limits = QueueSettings(capacity=int(bound))
         case _:
@@ -290,6 +332,16 @@ def _refused(task: Task, text: str) -> Confirmation:
     if not where:
         return confirmation
     return msgspec.structs.replace(confirmation, reason=f"queue {where!r}: {confirmation.reason}")
+
+
+def _batch_closed(task: Task) -> Confirmation:
+    return Confirmation(
+        key=task.key,
+        task_id=task.id,
+        status=Published.REFUSED,
+        code=Refusal.BATCH_CLOSED,
+        reason="the batch is closed: it accepts no more members",
+    )
 
 
 def store_full(task: Task) -> Confirmation:

@@ -270,9 +270,11 @@ class Receiver:
         self._context.clock.learn(partition, now)
         wakeups.note_due(partition, due)
         at, keep, token = seconds(now), self._context.receipts.add, self._consumer.token
-        for name, lane, entries, timeout in groups:
+        for name, lane, entries, timeout, inputs in groups:
             key = name.decode()
-            good, bad = deliveries_of(key, lane.decode(), token, at, entries, timeout=timeout)
+            good, bad = deliveries_of(
+                key, lane.decode(), token, at, entries, timeout=timeout, inputs=inputs
+            )
             if bad:
                 self._context.background.start(self._dead_letter_corrupt(bad))
             for delivery in good:
@@ -348,8 +350,8 @@ class Receiver:
     def _is_unknown(self, receipt: IssuedReceipt) -> bool:
         return not self._context.receipts.holds(receipt.text)
 
-    def _parse(self, receipt: IssuedReceipt, found: Sequence[bytes]) -> list[Delivery]:
-        *entry, at, timeout = found
+    def _parse(self, receipt: IssuedReceipt, found: Sequence[Any]) -> list[Delivery]:
+        *entry, at, timeout, inputs = found
         good, bad = deliveries_of(
             receipt.key,
             receipt.lane,
@@ -357,6 +359,7 @@ class Receiver:
             seconds(at),
             [receipt.fence.encode(), *entry],
             timeout=timeout,
+            inputs=[(1, inputs)],
         )
         if bad:
             self._context.background.start(self._dead_letter_corrupt(bad))

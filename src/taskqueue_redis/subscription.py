@@ -148,10 +148,16 @@ class RedisSubscription(SubscriptionBase):
             reply = await self._context.scripts.run_each("adopt", partition, (self.token,), items)
             for (index, receipt), result in zip(wanted, reply, strict=True):
                 if result:
-                    *entry, at, timeout = result
+                    *entry, at, timeout, inputs = result
                     text, priority = receipts[index], int(receipt.lane[1])
                     answers[index] = delivery_of(
-                        receipt.key, priority, text, seconds(at), entry, timeout=timeout
+                        receipt.key,
+                        priority,
+                        text,
+                        seconds(at),
+                        entry,
+                        timeout=timeout,
+                        inputs=inputs,
                     )
                     self._context.receipts.add(text, self)
         return tuple(answers)

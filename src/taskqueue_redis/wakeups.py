@@ -23,14 +23,16 @@ _RETRY_SECONDS = 1.0
 
 
 def channel_of(
-    partition: str, kind: Literal["bell", "room", "slots", "schedules", "process"], name: str
+    partition: str,
+    kind: Literal["bell", "room", "slots", "schedules", "lines", "process"],
+    name: str,
 ) -> str:
     """Return the name of a channel.
 
     ``bell``: new work in queue ``name``, or a new due time in the partition if ``name`` is empty. ``room``: the full
     queue ``name`` may accept tasks again. ``slots``: free slots of a model, and notes for its jobs. ``schedules``: a
-    schedule of the partition may fire earlier than the one that was first before. ``process``: deliveries that the
-    consumers of a process have lost.
+    schedule of the partition may fire earlier than the one that was first before. ``lines``: lines for
+    other partitions. ``process``: deliveries that the consumers of a process have lost.
     """
     return f"{partition}:{kind}:{name}"
 

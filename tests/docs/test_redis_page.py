@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from taskqueue_core.after import After, TaskRef
 from taskqueue_core.capabilities import Durability, Order
 from taskqueue_core.rate_limit import IntervalUnit, RateLimit
 from taskqueue_core.tasks import Task
@@ -201,6 +202,20 @@ async def keep_busy(backend: RedisBackend) -> None:
     assert again.task.id == taken[1].task.id
     await first.redeliver(taken[5])
     await keep_tenants_busy(backend)
+    await keep_relatives_busy(backend)
+
+
+async def keep_relatives_busy(backend: RedisBackend) -> None:
+    """Create every kind of key for tasks that wait for others."""
+    parent, nobody = TaskRef(KEY, "parent"), TaskRef(KEY, "nobody")
+    await backend.publisher.publish(
+        Task(key=KEY, id="parent", batch=TaskRef(KEY, "batch"), priority=9),
+        *(Task(key=KEY, after=After(tasks=(parent, nobody), when="ended")) for _ in range(20)),
+    )
+    consumer = backend.subscribe([KEY], "four")
+    (taken,) = (await consumer.receive(1, 1)).deliveries
+    assert taken.task.id == "parent"
+    await consumer.ack(taken)
 
 
 async def keep_tenants_busy(backend: RedisBackend) -> None:
@@ -232,6 +247,7 @@ async def test_every_key_is_in_the_table(busy: RedisServer) -> None:
         "Q": rf"\{{tq:0\}}:q:(?:{KEY}|{SHARED})",
         "TOKEN": "[0-9a-f]+-[0-9a-f]+",
         "TENANT": "[a-z]+",
+        "ID": "[0-9a-f]+",
         "ENTITY": "[a-z]+",
         "N": "[0-9]",
         "…": ".+",
@@ -240,7 +256,7 @@ async def test_every_key_is_in_the_table(busy: RedisServer) -> None:
     patterns = {
         re.compile(
             re.sub(
-                r"TOKEN|TENANT|ENTITY|…|[PQ](?=[:/]|$)|N(?=:|$)",
+                r"TOKEN|TENANT|ENTITY|ID|…|[PQ](?=[:/]|$)|N(?=:|$)",
                 lambda found: names[found[0]],
                 name,
             )

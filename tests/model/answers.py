@@ -7,9 +7,20 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tests.model.books import LEDGER
+from tests.model.kin import shown
 
 _RECORD = struct.Struct(">BBBHHHH7s7s7s8sBB7s")
-_STATES = ("waiting", "scheduled", "done", "dead", "expired", "cancelled", "discarded", "replaced")
+_STATES = (
+    "waiting",
+    "scheduled",
+    "done",
+    "dead",
+    "expired",
+    "cancelled",
+    "discarded",
+    "replaced",
+    "blocked",
+)
 _PLACES = ("", "fresh", "again", "parked")
 _VERBS = ("", "ack", "redeliver", "lost", "bury", "retry")
 COUNTED = (*LEDGER, "delivered", "redelivered", "retried", "lost")
@@ -39,8 +50,16 @@ def normal(name: str, answer: Any) -> Any:
 
 def _received(answer: list[Any]) -> list[Any]:
     now, due, again, expired, groups, left, others, closed = answer
-    given = [[key, lane, *entry] for key, lane, told, _ in groups for entry in _entries(told)]
+    given = [entry for group in groups for entry in _given(*group)]
     return [now, due, again, sorted(expired), given, *map(sorted, (left, others, closed))]
+
+
+def _given(key: bytes, lane: bytes, told: list[Any], _: bytes, inputs: list[Any]) -> list[Any]:
+    of_entry = dict(inputs)
+    return [
+        [key, lane, *entry[:2], shown(entry[2]), *entry[3:], of_entry.get(n, [])]
+        for n, entry in enumerate(_entries(told), 1)
+    ]
 
 
 def _maintained(answer: list[Any]) -> list[Any]:
@@ -83,9 +102,10 @@ def _number(packed: bytes) -> int:
 
 _FORMS: dict[str, Callable[[list[Any]], list[Any]]] = {
     "receive": _received,
-    "adopt": lambda answer: [told[:3] for told in answer],
+    "adopt": lambda answer: [[told[0], shown(told[1]), told[2], told[5]] if told else [] for told in answer],
+    "after_lines": lambda answer: [[*told[:9], told[9][1:]] for told in answer],
     "maintain": _maintained,
     "stats": _stats,
     "status": lambda answer: [_record(*told[:2]) if told else [] for told in answer],
-    "dead_letters": lambda answer: [[[told[0], told[3]] for told in answer[0]], answer[1]],
+    "dead_letters": lambda answer: [[[told[0], shown(told[3])] for told in answer[0]], answer[1]],
 }

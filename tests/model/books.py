@@ -14,9 +14,9 @@ Name = tuple[str, str]
 """queue key and task id"""
 
 OVER = frozenset({"done", "expired", "cancelled", "discarded", "replaced"})
-LIVE = frozenset({"waiting", "scheduled"})
+LIVE = frozenset({"waiting", "scheduled", "blocked"})
 LEDGER = (
-    "published", "waiting", "in_flight", "scheduled", "done", "dead", "expired", "cancelled", "discarded",
+    "published", "waiting", "in_flight", "scheduled", "blocked", "done", "dead", "expired", "cancelled", "discarded",
 )  # fmt: skip
 
 
@@ -68,10 +68,14 @@ class Record(NamedTuple):
     unique: Held | None = None
     instead: str = ""
     """id of the task that has got the contents of this one, in the state ``replaced``: this is no task"""
+    parent: bool = False
+    """whether other tasks wait for it"""
+    batch: str = ""
+    """the batch that it is a member of"""
 
     @property
     def live(self) -> bool:
-        """Whether the task is waiting, scheduled or in flight."""
+        """Whether the task is waiting, scheduled, blocked or in flight."""
         return self.state in LIVE
 
     @property
@@ -259,6 +263,9 @@ class Books:
         self.put(name, changed)
         self.add(name[0], "scheduled", 1)
 
+    def settle(self) -> None:
+        """Do what a call does at its end. Nothing here: in the small models no task waits for others."""
+
     def promote(self, key: str, limit: int = 1000) -> int:
         """Make due tasks available, ordered by due time, or cancel them if a purge is in progress.
 
@@ -292,7 +299,7 @@ class Books:
 
     def withdraw(self, name: Name, r: Record) -> Record:
         """Remove a live task from its present state and counters; the record keeps its owner, if any."""
-        where = "scheduled" if r.state == "scheduled" else "in_flight" if r.owner else "waiting"
+        where = r.state if r.state != "waiting" else "in_flight" if r.owner else "waiting"
         self.add(name[0], where, -1)
         if r.owner:
             r = r._replace(handed=r.attempt)

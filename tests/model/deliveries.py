@@ -63,6 +63,7 @@ class Deliveries(Books):
         most = min(limit, 200)
         if self.first_due() <= self.now:
             self.promote_due(250)
+            self.settle()
         self.read, self.pages = 0, {}
         due = self.first_due()
         told = Received(int(due) if due < float("inf") else None, False, [], [], [], [], [])  # noqa: FBT003

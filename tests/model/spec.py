@@ -32,6 +32,7 @@ class Retry(NamedTuple):
     deadline: int = 0
     free: bool = False
     unique: Unique | None = None
+    batch: str = ""
 
 
 class Spec(UniqueKeys):
@@ -54,6 +55,8 @@ class Spec(UniqueKeys):
             if known.digest != task.digest:
                 return -2
             return f"replaced:{known.instead}" if known.instead else -1
+        if why := self.refuse_rare(task):
+            return why
         if met := self.decide(key, task):
             return met
         if why := self.refusal(key):
@@ -62,13 +65,23 @@ class Spec(UniqueKeys):
         record = Record(digest=task.digest, priority=task.priority, deadline=task.deadline)
         record = record._replace(unique=task.unique and task.unique.held(self.now))
         at = task.due(self.now, self.now)
-        if at > self.now:
+        if task.after or task.batch:
+            self.publish_rare(name, record, task, at)
+        elif at > self.now:
             self.schedule(name, record, at)
         else:
             self.make_available(name, record)
         self.add(key, "fresh", 1)
         self.add(key, "published", 1)
         return answer
+
+    def refuse_rare(self, task: Publish) -> str:  # noqa: ARG002 - for the subclass that knows batches
+        """Return why a task with rare fields is refused; empty if it is accepted."""
+        return ""
+
+    def publish_rare(self, name: Name, record: Record, task: Publish, at: int) -> None:
+        """Store a task that waits for others or has a batch. The small models have none."""
+        raise NotImplementedError
 
     def forgettable(self, key: str, record: Record) -> bool:
         """Return whether a task ended longer ago than the queue's window, so that its id may be used again."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import NamedTuple, Self
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
 
 from tests.model.books import Held, Name, Record
 from tests.model.deliveries import Deliveries
@@ -23,9 +24,11 @@ class Unique(NamedTuple):
     @classmethod
     def read(cls, text: bytes) -> Self | None:
         """Return the key in the JSON text that a publisher sends; ``None`` for an empty text."""
-        if not text:
-            return None
-        fields = json.loads(text)
+        return cls.of(json.loads(text)) if text else None
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the key with the fields that a publisher sends."""
         numbers = (fields.get(name, 0) for name in ("p", "d", "m"))
         return cls(fields["k"], fields["c"], fields.get("s", False), *numbers)
 
@@ -50,6 +53,8 @@ class Publish(NamedTuple):
     not_before: int = 0
     deadline: int = 0
     unique: Unique | None = None
+    after: Any = None
+    batch: str = ""
 
     def due(self, now: int, first: int) -> int:
         """Return when the task is due."""
@@ -92,14 +97,17 @@ class UniqueKeys(Deliveries):
         if r.unique is None or task.unique is None:
             raise AssertionError("both tasks have the key")
         first, waited = r.unique.first, r.state == "waiting"
-        self.take_contents(name, other)
-        changed = self.withdraw(name, r)._replace(
+        self.take_contents(name, other, task)
+        changed = (r if r.state == "blocked" else self.withdraw(name, r))._replace(
             priority=task.priority, deadline=task.deadline, unique=task.unique.held(first)
         )
-        if r.fresh:
+        if r.fresh and r.state != "blocked":
             self.add(name[0], "fresh", 1)
         at = task.due(self.now, first)
-        if at > self.now:
+        if r.state == "blocked":
+            self.put(name, changed._replace(at=self.now))
+            self.delay(name, at)
+        elif at > self.now:
             self.schedule(name, changed, at)
         elif waited:
             self.put_back(name, changed)
@@ -109,5 +117,9 @@ class UniqueKeys(Deliveries):
         past = Record(digest=task.digest, priority=task.priority, state="replaced")
         self.put(other, past._replace(at=self.now, instead=name[1]))
 
-    def take_contents(self, name: Name, other: Name) -> None:
+    def delay(self, name: Name, at: int) -> None:
+        """Give a blocked task another time. The small models have none."""
+        raise NotImplementedError
+
+    def take_contents(self, name: Name, other: Name, task: Publish) -> None:
         """Give a task the body of another one. Nothing is to be done here: only the replay knows bodies."""

@@ -111,19 +111,28 @@ class Upkeep(Spec):
                     purged += self.cancel(name)
                 else:
                     start = f"({due}"
+        ended = self.purge_blocked(key, upto, budget)
+        purged, budget = purged + ended, budget - ended
         done = budget > 0 and not self.sated
         if done and mark == upto:
             self.purging = {one: place for one, place in self.purging.items() if one != key}
-        elif not done and self.later.get(key):
+        elif not done and (self.later.get(key) or self.count(key, "blocked")):
             self.purging = self.purging | {key: (mark, self.now)}
         purged += self.purged.get(key, 0)
         self.purged = {one: n for one, n in self.purged.items() if one != key}
         return [purged, int(done), f"{upto}:{start}"]
 
+    def purge_blocked(self, key: str, upto: int, budget: int) -> int:
+        """Cancel blocked tasks, the oldest first; return their number."""
+        blocked = sorted((r.seq, name) for name, r in self.of(key) if r.state == "blocked")
+        names = [name for seq, name in blocked if seq <= upto and not self.sated]
+        return sum(self.cancel(name) for name in names[: max(budget, 0)])
+
     def uses(self, key: str) -> list[int]:
         """Return what a queue is in use by: waiting, scheduled and running tasks, dead letters, subscriptions."""
         uses = [self.count(key, name) for name in ("waiting", "scheduled", "in_flight", "dead")]
-        return [*uses, sum(key in consumer.keys for consumer in self.consumers.values())]
+        uses.append(sum(key in consumer.keys for consumer in self.consumers.values()))
+        return [*uses, self.count(key, "blocked")]
 
     def on_delete(self, words: list[bytes], _: Any) -> Any:
         """Delete a queue that is not in use."""
@@ -190,7 +199,10 @@ class Upkeep(Spec):
                 assert not recovered, "a pass took back only a part"
                 break
         forgotten = self.forget(budget)
+        if checks:
+            self.forget_batches()
         removed = self.remove_idle()
+        self.settle()
         unclaimed: Any = ""
         if checks:
             self.checked, unclaimed = self.real, self.unclaimed()
@@ -203,6 +215,9 @@ class Upkeep(Spec):
         told = sorted([key, task, attempt] for (key, task), attempt in expired)
         figures = [promoted, told, forgotten, recovered, "0", sorted(given_up), unclaimed, "0", "0"]
         return [*figures, behind, took, [], removed]
+
+    def forget_batches(self) -> None:
+        """Forget batches that ended long ago, in the subclass that knows batches."""
 
     def behind(self) -> str:
         """Return for how long the work that is left has been due; empty if none is left."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import taskqueue_redis
+from taskqueue_core.after import After, TaskRef
 from taskqueue_core.capabilities import (
     Endpoint,
     Fire,
@@ -26,6 +27,7 @@ from taskqueue_core.uniqueness import UniqueKey
 from taskqueue_redis import RedisBackend
 from taskqueue_redis.scripts.runner import source
 from tests.redis.backends import until
+from tests.redis.carrying import carry
 from tests.redis.script_costs import Cost
 from tests.redis.servers import RedisServer
 
@@ -259,6 +261,42 @@ async def _single(backend: RedisBackend) -> None:
         await backend.publisher.schedule_retry(three.task, backend.now(), settles=three)
 
 
+async def _related(backend: RedisBackend) -> None:
+    parents = tuple(TaskRef("parents", f"t{n}") for n in range(LIMITS.parents))
+    batch = TaskRef("children", "batch")
+    await backend.publisher.publish(Task(key=batch.key, id=batch.task_id, batch=batch))
+    await backend.publisher.publish(*_tasks("parents", LIMITS.parents, batch=batch))
+    one = After(tasks=parents[:1], inputs=(0,))
+    await backend.publisher.publish(
+        *(Task(key="children", id=f"m{n}", after=After(tasks=parents)) for n in range(5)),
+        *_tasks("children", 1000, after=one),
+        *(Task(key="heavy", id=f"h{n}", payload=LARGE, after=one) for n in range(40)),
+        *(
+            Task(key="away", id=f"a{n}", after=After(tasks=(TaskRef("none", "n"),)))
+            for n in range(300)
+        ),
+        *(Task(key="each", id=f"e{n}", after=After(tasks=(parents[n],))) for n in range(1000)),
+        *(
+            Task(
+                key="chain",
+                id=f"c{n}",
+                after=After(tasks=(TaskRef("chain", f"c{n - 1}"),)) if n else None,
+            )
+            for n in range(1000)
+        ),
+    )
+    async with backend.subscribe(["parents"], "c") as consumer:
+        taken = await received(consumer, LIMITS.parents)
+        await consumer.ack(*taken, results=[LARGE] + [None] * (len(taken) - 1))
+    await backend.control.cancel("chain", "c0")
+    await backend.dependencies.close(batch)
+    await carry(backend.dependencies)
+    assert (await backend.control.ledger("chain")).cancelled == 1000
+    assert (await backend.control.ledger("each")).waiting == 1000
+    assert (await backend.control.ledger("children")).waiting == 1005
+    assert (await backend.control.ledger("children")).done == 1
+
+
 async def _many_queues(backend: RedisBackend) -> None:
     keys = [f"queue{n}" for n in range(LIMITS.keys)]
     await backend.publisher.publish(*(Task(key=key, id="t") for key in keys))
@@ -341,7 +379,7 @@ async def _schedules(backend: RedisBackend) -> None:
 
 SCENARIOS: tuple[Callable[[RedisBackend], Awaitable[None]], ...] = (
     _plain, _large, _tenants, _ordered, _expired_and_due, _dead, _fan_out, _limited, _purged, _returned, _single,
-    _many_queues, _slots, _schedules, _unique,
+    _related, _many_queues, _slots, _schedules, _unique,
 )  # fmt: skip
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import struct
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from tests.redis.servers import RedisServer
 
 _STATES = (
-    "", "waiting", "scheduled", "done", "dead", "expired", "cancelled", "discarded", "replaced",
+    "", "waiting", "scheduled", "done", "dead", "expired", "cancelled", "discarded", "replaced", "blocked",
 )  # fmt: skip
 _OVER = ("done", "expired", "cancelled", "discarded")
-_LEDGER = ("published", "in_flight", *_STATES[1:-1])
+_LEDGER = ("published", "in_flight", *(s for s in _STATES[1:] if s != "replaced"))
 _NUMBERS = (
     "waiting", "back", "in_flight", "published", "delivered", "done", "last", "due", "window", "extras", "journal",
     "replicas", "fresh", "kind", "laned", "held",
@@ -55,6 +57,7 @@ def recounted(server: RedisServer, prefix: str, partition: int = 0) -> dict[str,
             found = {told[n].decode(): int(told[n + 1]) for n in range(0, len(told), 2)}
             heads = {key: part.first(f"q:{key}/{heap}") for key in queues}
             assert found == {key: head for key, head in heads.items() if head is not None}, index
+        _relatives(part, queues)
         _housekept(part, queues)
         _consumers(part, queues)
     finally:
@@ -87,7 +90,7 @@ def _recount(part: _Partition, key: str) -> dict[str, int]:
         fence, place = int.from_bytes(record[18:25], "big"), record[1]
         if record[0] == 1 and place in {1, 2}:
             assert entries.pop((place, fence)) == task_id
-        if record[0] in {1, 2} and (place, fence) not in pending:
+        if record[0] in {1, 2, 9} and (place, fence) not in pending:
             attempt, handed = (int.from_bytes(record[at : at + 2], "big") for at in (3, 9))
             fresh += attempt == 1 and handed == 0
     assert numbers["fresh"] == fresh
@@ -101,8 +104,11 @@ def _recount(part: _Partition, key: str) -> dict[str, int]:
     assert (len(pending), back) == (book["in_flight"], book["back"])
     assert part.ask("ZCARD", f"{q}/d") == book["scheduled"]
     assert part.ask("ZCARD", f"{q}/dead") == book["dead"]
+    assert part.ask("ZCARD", f"{q}/blocked") == book["blocked"] == states["blocked"]
     held = _recount_lanes(part, q, numbers, records, pending)
-    assert part.ask("HLEN", f"{q}/b") == book["scheduled"] + book["dead"] + back + held
+    assert part.ask("HLEN", f"{q}/b") == sum((
+        book["scheduled"], book["dead"], book["blocked"], back, held,
+    ))  # fmt: skip
     assert book["published"] == sum(book[name] for name in _LEDGER[1:])
     assert numbers["due"] == (part.first(f"{q}/d") or math.inf)
     _recount_rest(part, q, records, {fence for _, fence in pending})
@@ -113,7 +119,7 @@ def _recount_rest(part: _Partition, q: str, records: dict[str, bytes], flying: s
     """Assert that only the necessary data of ended tasks are kept, and that all of them will be removed in time."""
     live, over = set[str](), set[str]()
     for task_id, record in records.items():
-        if record[0] in {1, 2}:
+        if record[0] in {1, 2, 9}:
             live.add(task_id)
         elif _STATES[record[0]] in {*_OVER, "replaced"}:
             over.add(task_id)
@@ -140,6 +146,61 @@ def _recount_rest(part: _Partition, q: str, records: dict[str, bytes], flying: s
     for task_id in over - kept:
         at = int.from_bytes(records[task_id][25:32], "big")
         assert f"{at}:{task_id}" in ends, "it is never forgotten"
+
+
+class _Relative(NamedTuple):
+    """What the record of a task says about those that wait for it, those that it waits for, and its batch."""
+
+    state: str
+    flags: int
+    batch: str
+
+
+def _relatives(part: _Partition, queues: set[str]) -> None:
+    """Assert that every child will be told of the ends of its parents, and that batches are counted right."""
+    told = {
+        f"{key}/{task_id}": _relative(record)
+        for key in queues
+        for task_id, record in part.pairs(f"q:{key}/t").items()
+    }
+    noted: dict[str, set[str]] = {}
+    for member in part.ask("ZRANGE", "children", 0, -1):
+        parent, child, entry, _ = member.decode().split(" ")
+        noted.setdefault(parent, set()).add(f"{child} {entry}")
+    ends = {name.decode() for name in part.ask("ZRANGE", "ends", 0, -1)}
+    for parent in noted:
+        assert parent in ends or (parent in told and told[parent].flags & 1), "it tells nobody"
+    lines = set(part.pairs("lines"))
+    assert lines == ends | {name.decode() for name in part.ask("ZRANGE", "outbox", 0, -1)}
+    kept = {name for name, relative in told.items() if relative.flags & 2}
+    keys = part.connection.call("KEYS", f"{part.name}:q:*/w:*")
+    found = {key.decode().removeprefix(f"{part.name}:q:").replace("/w:", "/") for key in keys}
+    assert found == kept
+    for child in kept:
+        key, _, task_id = child.partition("/")
+        fields = part.pairs(f"q:{key}/w:{task_id}")
+        if told[child].state != "blocked":
+            assert "state" not in fields
+            continue
+        state = msgspec.msgpack.decode(fields.pop("state"))
+        missing = {name for name in fields if "/" in name}
+        assert len(missing) == state["n"]
+        assert set(state["d"]) <= missing
+        for parent in missing:
+            line = f"end {parent} {child}" in lines or f"register {parent} {child}" in lines
+            waits = f"{child} {state['e']}" in noted.get(parent, ())
+            assert line or waits, "it is never told"
+    for batch, packed in part.pairs("batches").items():
+        count = msgspec.msgpack.decode(packed)
+        members = [one.state for one in told.values() if one.batch == batch]
+        assert count["a"] - count["d"] - count["f"] == len(members)
+        assert count["x"] == members.count("dead")
+
+
+def _relative(record: bytes) -> _Relative:
+    flags = record[_SIZE + 2] if len(record) > _SIZE else 0
+    batch = record[_SIZE + 3 :].decode().split("/", 2)[2:]
+    return _Relative(_STATES[record[0]], flags, batch[0] if batch else "")
 
 
 def _housekept(part: _Partition, queues: set[str]) -> None:
@@ -189,7 +250,7 @@ def _recount_lanes(
             laned += len(members)
     told = part.ask("ZRANGE", f"{q}/J", 0, -1)
     for task_id in (name.decode() for name in told):
-        entity = records[task_id][51:].decode().partition("/")[2]
+        entity = records[task_id][52:].decode().split("/")[1]
         assert part.ask("ZSCORE", f"{q}/j:{entity}", task_id), "it stands behind nobody"
         holder = part.ask("HGET", f"{q}/h", entity).decode()
         assert records[holder][0] in {1, 2}, "what holds the others up is over"
@@ -198,7 +259,7 @@ def _recount_lanes(
     for record in records.values():
         if len(record) > _SIZE:
             mark = int.from_bytes(record[_SIZE : _SIZE + 2], "big")
-            tenant = record[_SIZE + 2 :].decode().partition("/")[0]
+            tenant = record[_SIZE + 3 :].decode().partition("/")[0]
             if epoch and mark // 4 == epoch:
                 marks[tenant, mark % 4 - 1] += 1
                 assert mark % 4 == 1 or (record[1], int.from_bytes(record[18:25], "big")) in flying

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from taskqueue_core.after import After, OnDead, TaskRef, When
 from taskqueue_core.capabilities import Order
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import LeaseLost
@@ -17,6 +18,7 @@ from taskqueue_core.uniqueness import Debounce, UniqueKey
 from taskqueue_redis import RedisBackend
 from taskqueue_redis.subscription import RedisSubscription
 from tests.redis.backends import opened
+from tests.redis.carrying import carry_some
 from tests.redis.recount import recounted
 from tests.redis.servers import RedisServer
 
@@ -48,6 +50,8 @@ class Workload:
         self.chance = chance
         self.orders = True
         """whether new tasks may have ordering keys at the moment"""
+        self.waits = True
+        """whether new tasks may wait for others"""
         self.held: list[Delivery] = []
         self.consumers: list[RedisSubscription] = []
         self.silent: list[str] = []
@@ -55,6 +59,7 @@ class Workload:
             self.publish, self.publish, self.receive, self.receive, self.ack, self.ack, self.redeliver, self.lose,
             self.bury, self.retry, self.retry_by_id, self.cancel, self.purge, self.redrive, self.maintain, self.wait,
             self.leave, self.fall_silent, self.adopt, self.progress, self.limit, self.reschedule,
+            self.carry, self.close,
         ]  # fmt: skip
 
     def key(self) -> str:
@@ -83,11 +88,13 @@ class Workload:
             later = now + chance.uniform(0, 5) if chance.random() < 0.3 else None
             end = now + chance.uniform(1, 9) if chance.random() < 0.3 else None
             entity = chance.choice((None, None, "e", "f")) if self.orders else None
+            number = chance.randrange(IDS)
             tasks.append(
                 Task(
-                    key=self.key(), id=str(chance.randrange(IDS)), priority=chance.choice((0, 5, 5, 9)),
+                    key=self.key(), id=str(number), priority=chance.choice((0, 5, 5, 9)),
                     not_before=later, deadline=end, tenant=chance.choice((None, "a", "b", "c")),
                     ordering_key=entity, unique=self.unique(timed=later is not None or entity is not None),
+                    after=self.after(number), batch=self.batch(),
                 )
             )  # fmt: skip
         await self.backend.publisher.publish(*tasks)
@@ -106,6 +113,44 @@ class Workload:
             period=chance.choice((None, None, 2.0, 400.0)),
             on_conflict=chance.choice(("keep", "replace", "replace", "refuse")),
         )
+
+    def after(self, number: int) -> After | None:
+        """Return what a new task waits for: tasks with lower numbers, which need not exist."""
+        chance = self.chance
+        if not self.waits or not number or chance.random() < 0.6:
+            return None
+        names = [str(chance.randrange(number)) for _ in range(chance.choice((1, 1, 3)))]
+        refs = {TaskRef(self.key(), name) for name in names}
+        inputs = tuple(range(len(refs))) if chance.random() < 0.5 else ()
+        when: When = chance.choice(("done", "done", "ended", "failed"))
+        on_dead: OnDead = chance.choice(("hold", "cancel"))
+        return After(tasks=tuple(sorted(refs, key=str)), when=when, on_dead=on_dead, inputs=inputs)
+
+    def batch(self) -> TaskRef | None:
+        """Return the batch of a new task, which may be closed, and need not exist."""
+        chance = self.chance
+        return (
+            TaskRef("alpha", f"b{chance.randrange(3)}")
+            if self.waits and chance.random() < 0.1
+            else None
+        )
+
+    async def carry(self) -> None:
+        """Carry some lines, in any order, some of them twice, and confirm some of them."""
+        lines = self.backend.dependencies
+        page = list(await lines.lines(self.chance.randint(1, 20)))
+        self.chance.shuffle(page)
+        await carry_some(lines, page)
+        if self.chance.random() < 0.8:
+            await lines.confirm(*page)
+
+    async def close(self) -> None:
+        """Begin a batch, or close it."""
+        batch = self.batch()
+        if batch is not None:
+            await self.backend.publisher.publish(Task(key=batch.key, id=batch.task_id, batch=batch))
+            if self.chance.random() < 0.2:
+                await self.backend.dependencies.close(batch)
 
     async def receive(self) -> None:
         """Receive a few tasks."""

@@ -63,7 +63,7 @@ class OnRedis(Harness):
     """Backends on one server, each with a random prefix that separates its keys from others."""
 
     capabilities = Capabilities(
-        names=frozenset(Capability) - {Capability.AFTER},
+        names=frozenset(Capability),
         shared=True,
         durable=True,
     )

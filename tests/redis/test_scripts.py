@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from taskqueue_core.after import After, TaskRef
 from taskqueue_core.capabilities import (
     Endpoint,
     Fire,
@@ -36,6 +37,7 @@ from taskqueue_redis.setup.permissions import (
     rights_in_lua,
 )
 from tests.redis.backends import PATIENCE, opened, publish, take, until
+from tests.redis.carrying import carry
 from tests.redis.conftest import MakeServer
 from tests.redis.servers import RedisServer
 from tests.redis.test_books import Workload
@@ -73,6 +75,11 @@ KEYS = (
     "NOTES",
     "LATE",
     "DATES",
+    "OUTBOX",
+    "LINES",
+    "KIN",
+    "ENDS",
+    "BATCHES",
 )
 """how the key arguments in scripts begin; each of these is the partition or starts with it"""
 CONTAINERS = {"XGROUP", "XINFO"}
@@ -261,6 +268,13 @@ async def everything(workload: Workload) -> None:
     await publish(backend, "gone", key="delta")
     await control.purge("delta")
     await control.delete("delta")
+    batch = TaskRef("alpha", "batch")
+    absent = After(tasks=(TaskRef("alpha", "absent"),))
+    await backend.publisher.publish(
+        Task(key="alpha", id="batch", batch=batch), Task(key="beta", id="waits", after=absent)
+    )
+    assert await backend.dependencies.close(batch)
+    assert await carry(backend.dependencies) > 1
     while (await consumer.receive(1000, 0)).deliveries:
         pass
     due = Task(key="alpha", id="due", not_before=workload.clock.now() + 1)

@@ -338,10 +338,30 @@ class BlockedSuite(Harness, needs=(Capability.AFTER,)):
         (kept,) = await bench.offer(bench.task("other", unique=key))
         assert (kept.status, kept.existing_id) == (Published.DUPLICATE, "child")
         replacing = UniqueKey(key="u", on_conflict="replace")
-        (replaced,) = await bench.offer(bench.task("third", payload=3, unique=replacing))
+        other = bench.task("third", payload=3, unique=replacing, after=after("other"))
+        (replaced,) = await bench.offer(other)
         assert (replaced.status, replaced.existing_id) == (Published.REPLACED, "child")
         await bench.expect(in_flight=1, blocked=1)
         await subscription.ack(delivery)
         await carry_all(bench)
         child = await bench.one(subscription)
         assert (child.task.id, child.task.payload) == ("child", b"3")
+        assert child.task.after == after("parent"), "it keeps its own parents"
+
+    @needs(Capability.UNIQUE)
+    async def test_replacement_of_a_task_without_parents(self, bench: Bench) -> None:
+        """A task that waits for nothing waits for nothing after a replacement by one with parents (U12)."""
+        replacing = UniqueKey(key="u", on_conflict="replace")
+        await bench.publish("first", unique=replacing)
+        await bench.offer(bench.task("second", payload=2, unique=replacing, after=after("other")))
+        (first,) = await bench.take(bench.subscribe())
+        assert (first.task.id, first.task.payload, first.task.after) == ("first", b"2", None)
+
+    @needs(Capability.UNIQUE, Capability.CONTROL)
+    async def test_a_parent_that_replaced_another_task(self, bench: Bench) -> None:
+        """The id of a publish that replaced another task is no task, so what waits for it is cancelled (U12, U16)."""
+        replacing = UniqueKey(key="u", on_conflict="replace")
+        await bench.publish("first", unique=replacing)
+        await bench.offer(bench.task("second", unique=replacing))
+        await bench.publish("child", after=after("second"))
+        await is_cancelled(bench, "child", UNKNOWN_PARENT)

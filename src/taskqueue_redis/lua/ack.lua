@@ -1,4 +1,4 @@
---@ base room queue states journal / states record counts streams flow tenants lanes cold damage places ends receipts
+--@ base room queue states journal / states record counts streams flow tenants lanes cold kin damage places ends after receipts
 -- Ends deliveries as executed.
 -- ARGV: per group its key, lane, token, "1" if the calling process knows that it received these deliveries, and their
 -- number; then per delivery: id, sequence number of the entry, result ("" for none).
@@ -9,7 +9,7 @@ lift_refusal()
 -- Returns the numbers of a record, unless it is missing or damaged.
 local function parts_of(packed)
   local size = packed and #packed or 0
-  if size == RECORD_SIZE or size > RECORD_SIZE and string.find(packed, '/', RECORD_SIZE + 3, true) then
+  if size == RECORD_SIZE or size > RECORD_SIZE and string.find(packed, '/', RECORD_SIZE + 4, true) then
     return unpack_struct(RECORD, packed)
   end
 end
@@ -65,7 +65,13 @@ while (left > 0 or at <= #ARGV) and bytes < BYTES do
           elseif results then
             call('HDEL', q.name .. '/o', id)
           end
-          if #before > RECORD_SIZE then sorted[#sorted + 1], sorted[#sorted + 2] = id, before end
+          if #before > RECORD_SIZE then
+            sorted[#sorted + 1], sorted[#sorted + 2] = id, before
+            local flags = string.byte(before, RECORD_SIZE + 3)
+            if flags > 0 then
+              rarely().note_change(q, rarely().read_record(before), id, DONE, result ~= '' and result or nil)
+            end
+          end
           if q.journal then
             note(q, 'acked', id, {attempt = attempt, losses = losses, priority = priority}, 'done', worker)
           end

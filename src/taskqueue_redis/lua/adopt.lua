@@ -1,7 +1,7 @@
 --@ base room queue states record counts streams flow tenants lanes places receipts
 -- Moves deliveries to another consumer of the same worker identity; their receipts stay valid.
 -- ARGV: token of the new owner, then per receipt: key, lane, sequence number of the entry, token.
--- Returns per receipt {id, body, counters, time of delivery, timeout of an attempt ("" for none)}; an empty table if the
+-- Returns per receipt {id, body, counters, time of delivery, timeout of an attempt ("" for none), inputs}; an empty table if the
 -- receipt is stale or belongs to another worker. Answers only the first ones if their tasks are large.
 local heir, answers = ARGV[3], {}
 local identity = call('HGET', PARTITION .. ':c:' .. heir, 'worker')
@@ -29,7 +29,7 @@ for at = 4, #ARGV, 4 do
       end
       bytes = bytes + #fields[2]
       local since = text(math.max(now - idle * 1000, fence)) -- Redis counts in milliseconds
-      answer = {fields[1], fields[2], fields[4] or '', since, timeout_of(q)}
+      answer = {fields[1], fields[2], fields[4] or '', since, timeout_of(q), fields[5] and inputs_of(q, fields[1]) or {}}
     end
   end
   answers[#answers + 1] = answer

@@ -1,4 +1,4 @@
---@ base room queue states record counts streams flow tenants lanes cold damage journal places turns sorting
+--@ base room queue states record counts streams flow tenants lanes cold kin damage journal places turns sorting
 -- Replaces the settings of a queue if the given version is the current one.
 -- ARGV: key, version that is replaced, settings as JSON, deduplication window, result_ttl, max_losses, journal ("1" or
 -- ""), durability ("" for none), number of replicas that must confirm (0 for none), queue to which this one has moved

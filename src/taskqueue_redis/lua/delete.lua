@@ -1,4 +1,4 @@
---@ base room queue states record counts streams flow tenants lanes cold damage journal places unique removal
+--@ base room queue states record counts streams flow tenants lanes cold kin damage journal places unique removal
 -- Deletes a queue that has no tasks and no subscriptions, with its settings and the records of its ended tasks.
 -- Deletes a limited number of records per call.
 -- ARGV: key, maximum number, the default settings as JSON.
@@ -6,7 +6,7 @@
 -- (unless all are 0, nothing was deleted).
 local q, budget = queue(ARGV[3]), tonumber(ARGV[4])
 lift_refusal()
-if not q.known then return {0, 0, 1, {0, 0, 0, 0, subscribers(q)}} end
+if not q.known then return {0, 0, 1, {0, 0, 0, 0, subscribers(q), 0}} end
 local used, total = uses(q), 0
 for i = 1, #used do total = total + used[i] end
 if total > 0 then

@@ -1,4 +1,4 @@
---@ base room life queue states record counts streams flow tenants lanes cold damage journal places ends promote returns timing unique / removal checks types schedules
+--@ base room life queue states record counts streams flow tenants lanes cold kin damage journal places ends after promote returns timing unique / states removal checks types schedules
 -- One run of maintenance, with a limited amount of work. Several processes may run it at the same time.
 -- ARGV: microseconds after which a silent consumer's lease expires, usual interval between two runs, budget of each
 -- kind of work, milliseconds after which an unregistered member without deliveries is removed, calling process.
@@ -194,6 +194,7 @@ local unclaimed = ''
 if checks then
   call('HSET', META, 'checked', text(real))
   rarely().check_partition_types(20)
+  forget_batches()
   rarely().check_schedules()
   local some = call('SRANDMEMBER', PARTITION .. ':queues', 8)
   for i = 1, #some do check(queue(some[i])) end

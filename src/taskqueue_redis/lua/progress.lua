@@ -1,4 +1,4 @@
---@ base room queue states record counts streams flow tenants lanes cold damage journal places ends returns receipts timing
+--@ base room queue states record counts streams flow tenants lanes cold kin damage journal places ends after returns receipts timing
 -- Stores the progress of a running task. ARGV: key, id, sequence number of the entry, token, packed progress. Returns
 -- 1, or 0 if the receipt is stale.
 local q, id, fence, token = queue(ARGV[3]), ARGV[4], ARGV[5], ARGV[6]

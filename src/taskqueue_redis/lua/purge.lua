@@ -1,5 +1,5 @@
---@ base room queue states record counts streams flow tenants lanes cold damage journal places ends sorting
--- Ends waiting and scheduled tasks as cancelled, a limited number per call. Tasks that are published after the
+--@ base room queue states record counts streams flow tenants lanes cold kin damage journal places ends after sorting
+-- Ends waiting, scheduled and blocked tasks as cancelled, a limited number per call. Tasks that are published after the
 -- first call are not included. Until the last call, scheduled tasks that become due are ended by `promote`.
 -- ARGV: key, position ("" for the first call), budget.
 -- Returns the number of ended tasks, whether none is left, and the position: the highest sequence number, and the first
@@ -88,11 +88,14 @@ if left() then
     end
   end
 end
+for _, id in ipairs(first_of(q.name .. '/blocked')) do
+  if left() then purge(id, '', BLOCKED, PARKED, nil, 0) end
+end
 if torn then recount(q) end
 local done = left() and not more
 if done and mark == upto then
   call('HDEL', q.name, 'purging')
-elseif not done and call('EXISTS', q.name .. '/d') == 1 then
+elseif not done and call('EXISTS', q.name .. '/d', q.name .. '/blocked') > 0 then
   call('HSET', q.name, 'purging', text(mark) .. ':' .. text(now))
 end
 purged = purged + (tonumber(call('HGET', q.name, 'purged')) or 0)

@@ -1,11 +1,12 @@
---@ base room life queue states journal / states record counts streams flow tenants lanes cold damage places ends returns promote turns sorting timing
+--@ base room life queue states journal / states record counts streams flow tenants lanes cold kin damage places ends after returns promote turns sorting timing
 -- Delivers up to `limit` tasks, and at most 500, from the keys of a consumer. Delivers fewer if their bodies are large.
 -- ARGV: token, turn, limit, "1" to check the other keys for work in any case, then the keys that probably have work, in
 -- the order of their turns.
 -- Returns the time; the next due time of the partition ("" for none); whether there is more; the expired tasks as {key,
--- id, attempt}; per queue and lane {key, lane, entries, timeout
--- of an attempt ("" for none)}; the requested or served keys that have work left; other keys that have work; and the keys that are stopped by a limit, each with the time at which the limit may allow deliveries
--- ("" if only an event can). An entry consists of sequence number, id, body and counters ("" for none).
+-- id, attempt}; per queue and lane {key, lane, entries, timeout of an attempt ("" for none), the inputs of tasks that have
+-- some, as {position of its entry, inputs}}; the requested or served keys that have work left; other keys that have work;
+-- and the keys that are stopped by a limit, each with the time at which the limit may allow deliveries ("" if only an
+-- event can). An entry consists of sequence number, id, body and counters ("" for none).
 local token, turn, limit, look = ARGV[3], tonumber(ARGV[4]), math.min(tonumber(ARGV[5]), 500), ARGV[6] == '1'
 local EXPIRED_AT_MOST = 250
 local current_turn = tonumber(call('HGET', PARTITION .. ':c:' .. token, 'turn'))
@@ -40,10 +41,10 @@ local function expire(q, id, r, name, fence, size)
   return full
 end
 
-local function hand_out(q, lane, given)
+local function hand_out(q, lane, given, inputs)
   local n = #given / 4
   if n == 0 then return 0 end
-  groups[#groups + 1] = {q.key, lane, given, q.limited and rarely().timeout_of(q) or ''}
+  groups[#groups + 1] = {q.key, lane, given, q.limited and rarely().timeout_of(q) or '', inputs}
   if not q.sorted then
     call('HSET', q.name, lane, given[4 * n - 3])
   elseif q.limited then
@@ -60,7 +61,7 @@ end
 
 -- Adds entries to the answer, except those past their deadline. Returns how many were added.
 local function give(q, lane, name, entries)
-  local given, n = {}, 0
+  local given, n, inputs = {}, 0, {}
   for i = 1, #entries do
     local fence, fields = entries[i][1], entries[i][2]
     local id, more = fields[1], fields[4]
@@ -72,11 +73,12 @@ local function give(q, lane, name, entries)
     else
       given[n + 1], given[n + 2], given[n + 3], given[n + 4] = sub(fence, 1, -3), id, fields[2], more or ''
       n = n + 4
+      if more and fields[5] then inputs[#inputs + 1] = {n / 4, rarely().inputs_of(q, id)} end
       bytes = bytes + #fields[2]
     end
   end
   full = full or bytes >= BYTES
-  return hand_out(q, lane, given)
+  return hand_out(q, lane, given, inputs)
 end
 
 local doubtful = {} -- queues whose counters may differ from their data

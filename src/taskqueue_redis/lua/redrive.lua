@@ -1,4 +1,4 @@
---@ base room queue states record counts streams flow tenants lanes cold damage journal places ends promote unique
+--@ base room queue states record counts streams flow tenants lanes cold kin damage journal places ends after promote unique
 -- Makes dead letters available again, or discards them, a limited number per call. Tasks that die after the first
 -- call are not included.
 -- ARGV: key, "redrive" or "discard", highest position among the dead letters ("" for all until now), maximum number,
@@ -29,6 +29,7 @@ while looked < #ids and bytes < BYTES do
       cold.r = nil
       write_cold(q, id, cold)
       r.prior, r.losses = r.attempt - 1, 0
+      if r.flags > 0 then note_change(q, r, id, ALIVE) end
       make_available(q, r, id, body, deadline)
       retake(q, id)
       if deadline then note_deadline(q, id, deadline) end

@@ -1,4 +1,4 @@
---@ meta base room queue states record counts streams flow tenants lanes cold damage places types
+--@ meta base room queue states record counts streams flow tenants lanes cold kin damage places types
 -- Renames keys whose values have a wrong type or length, so that scripts that use them work again, and counts the tasks
 -- of their queues again. Called after a script has failed. ARGV: cursor, and those of `meta.lua`. Returns the next
 -- cursor, "0" at the end.
@@ -17,10 +17,10 @@ local function check_numbers(name, fields)
   return found
 end
 
--- Returns how many tasks are dead letters, scheduled, expired, cancelled or discarded.
+-- Returns how many tasks are dead letters, scheduled, blocked, expired, cancelled or discarded.
 local function ended(q)
   local n = 0
-  for _, counter in ipairs({'dead', 'scheduled', 'expired', 'cancelled', 'discarded'}) do n = n + setting(q, counter, 0) end
+  for _, counter in ipairs({'dead', 'scheduled', 'blocked', 'expired', 'cancelled', 'discarded'}) do n = n + setting(q, counter, 0) end
   return n
 end
 
@@ -44,8 +44,9 @@ local function repair_queue(key)
   local name = PARTITION .. ':q:' .. key
   local found = check_queue_types(name, 1000)
   if check_numbers(PARTITION .. ':subs', {key}) then found = true end
-  if check_numbers(name, {'dead', 'scheduled', 'expired', 'cancelled', 'discarded', 'retried', 'purged'}) then
-    call('HSET', name, 'scheduled', call('ZCARD', name .. '/d'), 'dead', call('ZCARD', name .. '/dead'))
+  if check_numbers(name, {'dead', 'scheduled', 'blocked', 'expired', 'cancelled', 'discarded', 'retried', 'purged'}) then
+    call('HSET', name, 'scheduled', call('ZCARD', name .. '/d'), 'dead', call('ZCARD', name .. '/dead'),
+      'blocked', call('ZCARD', name .. '/blocked'))
     found = true
   end
   local flow = call('GET', name .. '/f')
@@ -69,7 +70,7 @@ end
 
 if ARGV[3] == '0' then
   check_partition_types(1000)
-  if check_numbers(META, {'anomalies', 'steps', 'step', 'swept', 'armed', 'checked', 'marks', 'schedules'}) then call('HINCRBY', META, 'anomalies', 1) end
+  if check_numbers(META, {'anomalies', 'steps', 'step', 'swept', 'armed', 'checked', 'marks', 'line', 'schedules'}) then call('HINCRBY', META, 'anomalies', 1) end
   for _, set in ipairs({'due', 'deadlines', 'processing', 'results', 'forget'}) do
     local keys = call('ZRANGE', PARTITION .. ':' .. set, 0, 999)
     for i = 1, #keys do call('SADD', PARTITION .. ':queues', keys[i]) end

@@ -1,5 +1,5 @@
---@ base room queue states record counts streams flow tenants lanes cold damage journal places ends promote
--- Gives a waiting or scheduled task another time, unless its attempt was delivered. ARGV: key, id, time.
+--@ base room queue states record counts streams flow tenants lanes cold kin damage journal places ends after promote
+-- Gives a waiting, scheduled or blocked task another time, unless its attempt was delivered. ARGV: key, id, time.
 -- Returns 1, or 0 if the task was not changed. A task that a purge has not reached yet ends.
 local q, id, at = queue(ARGV[3]), ARGV[4], ARGV[5]
 lift_refusal()
@@ -14,6 +14,12 @@ end
 if not still then
   save_all()
   return 0
+end
+if r.state == BLOCKED then
+  waiting().delay(q, id, tonumber(at))
+  note(q, 'rescheduled', id, r, 'blocked', nil, nil, nil, at)
+  save_all()
+  return 1
 end
 local body = withdraw(q, r, id)
 if not body then -- another program has deleted it

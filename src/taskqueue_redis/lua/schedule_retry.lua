@@ -1,9 +1,9 @@
---@ base room queue states record counts streams flow tenants lanes cold journal places receipts / damage unique
+--@ base room queue states record counts streams flow tenants lanes cold journal places receipts / states record counts streams flow tenants lanes cold kin damage places ends after unique
 -- Schedules the next attempt of a task, once per retry token.
 -- ARGV: key, id, time, retry token ("" for the default), "1" if there is an error, error; of the delivery
 -- that the retry settles ("" if none): sequence number, token and attempt; of the task: digest, priority, deadline (""
--- if none), body, tenant and ordering key ("" if none); "1" if the attempt before the retry does not count; traceback; its unique
--- key as JSON ("" if none), see `rare_of`.
+-- if none), body, tenant and ordering key ("" if none); "1" if the attempt before the retry does not count; traceback; its
+-- unique key as JSON ("" if none), see `rare_of`; the batch that it is a member of ("" if none).
 -- Returns how many replicas must confirm, and "accepted", "duplicate" or "lost".
 local q, id, at, token = queue(ARGV[3]), ARGV[4], ARGV[5], ARGV[6]
 local error = ARGV[7] == '1' and ARGV[8] or nil
@@ -43,7 +43,11 @@ end
 
 local live = known and is_live(r)
 local worker = worker_of(q, owner)
-if live then
+local blocked = live and r.state == BLOCKED
+if blocked then
+  if is_fresh(r) then leave_fresh(q, r) end
+  deadline = nil
+elseif live then
   local held = text(r.fence)
   local settled = r.fence
   local stored
@@ -60,10 +64,15 @@ elseif known and r.state == DEAD then
   stored, deadline = unearth(q, id, cold)
   body = stored or body
   r.prior = r.attempt
+  if r.flags > 0 then rarely().note_change(q, r, id, ALIVE) end
   rarely().retake(q, id)
 else
   if known or not packed then add(q, 'published', 1) end -- else a task whose entry was not found is replaced
   r.digest, r.priority, r.marks, r.tenant, r.entity = digest, priority, 0, ARGV[16], ARGV[17]
+  if ARGV[21] ~= '' then
+    r.flags, r.batch = MEMBER, ARGV[21]
+    rarely().count_member(r.batch, 'a', 1)
+  end
   if known then rarely().disclaim(q, id) end
   if ARGV[20] ~= '' then rarely().claim(q, id, cjson.decode(ARGV[20]), now) end
   if deadline == '' then deadline = nil end
@@ -73,11 +82,16 @@ keep_token(cold, token, r.attempt)
 cold.r = nil
 if ARGV[18] == '1' and not (known and r.state == DEAD) then r.prior = r.prior + 1 end
 r.attempt, r.losses = r.attempt + 1, 0
-schedule(q, r, id, body, at)
+if blocked then -- it still waits for others
+  r.at = now
+  rarely().waiting().delay(q, id, tonumber(at))
+else
+  schedule(q, r, id, body, at)
+end
 if deadline then note_deadline(q, id, deadline) end
 add(q, 'retried', 1)
 write_cold(q, id, cold)
 put_down(q, id, r)
-note(q, 'retried', id, r, 'scheduled', worker, error, nil, at)
+note(q, 'retried', id, r, blocked and 'blocked' or 'scheduled', worker, error, nil, at)
 save_all()
 return {replicas, 'accepted'}

@@ -1,4 +1,4 @@
---@ base room queue states record counts streams flow tenants lanes cold damage journal places turns sorting
+--@ base room queue states record counts streams flow tenants lanes cold kin damage journal places turns sorting
 -- Moves waiting tasks from plain to sorted lanes, and counts existing tasks for their tenants if tenants are limited.
 -- ARGV: key, maximum number, cursor of the count ("" for none). Returns how many tasks are left to sort, and the next
 -- cursor.

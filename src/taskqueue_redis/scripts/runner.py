@@ -28,7 +28,7 @@ from taskqueue_redis.connection.failures import (
 from taskqueue_redis.setup.checks import ServerChecks
 from taskqueue_redis.setup.permissions import rights_in_lua
 
-LAYOUT = "7"
+LAYOUT = "8"
 """version of the data format in Redis; increased when older code cannot read what newer code writes"""
 _REPLICATED_QUEUES = 10_000
 """maximum number of queues that a process remembers as waiting for replicas"""

@@ -2,11 +2,14 @@
 
 An envelope consists of::
 
-    byte 0      version, 1
-    bytes 1-2   length of the header
+    byte 0      version: 1, or 2 if the header has more than 65,535 bytes
+    bytes 1-2   length of the header; with version 2, bytes 1-4
     header      MessagePack: the fields that are not at their defaults; empty for most tasks
     payload     JSON text, unchanged
     4 bytes     CRC-32 of all preceding bytes and the task's id
+
+A task that got the contents of another one and keeps its own parents or batch has the version 3: bytes 1-4 are the length
+of a MessagePack map with these, which precedes the envelope of the contents.
 
 The checksum is at the end because Lua keeps all strings in a hash table and hashes only some bytes of each, including
 the last one. Without a checksum at the end, the bodies of similar tasks would have the same hash.
@@ -21,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from taskqueue_core.after import After, TaskRef
 from taskqueue_core.json_text import encode_json
 from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import Delivery, Task, checked_task
@@ -33,6 +37,10 @@ CORRUPT = "corrupt"
 """reason of a dead letter whose envelope could not be read"""
 _PLAIN = b"\x01\x00\x00"
 _HEAD = len(_PLAIN)
+_WIDE = b"\x02"
+_REPLACED = b"\x03"
+_WIDE_HEAD = 5
+_LONG = 1 << 16
 _CHECKSUM = 4
 _json = msgspec.json.Encoder()
 _encoder = msgspec.msgpack.Encoder()
@@ -52,32 +60,49 @@ def encode(task: Task) -> bytes:
         and task.ordering_key is None
         and task.max_attempts is None
         and task.unique is None
+        and task.after is None
+        and task.batch is None
         and not task.headers
     ):
         body = _PLAIN + task.payload
     else:
         header = _encoder.encode(_non_default_fields(task))
-        body = _PLAIN[:1] + len(header).to_bytes(2, "big") + header + task.payload
+        version, width = (_PLAIN[:1], 2) if len(header) < _LONG else (_WIDE, 4)
+        body = version + len(header).to_bytes(width, "big") + header + task.payload
     return body + _checksum(body, task.id)
 
 
 def decode(key: str, task_id: str, priority: int, envelope: bytes) -> Task:
     """Return the task in an envelope. Raises `Corrupt` if the envelope was changed."""
-    if envelope[:1] != _PLAIN[:1]:
+    if envelope[:1] == _REPLACED:
+        return _decode_replaced(key, task_id, priority, envelope)
+    wide = envelope[:1] == _WIDE
+    if not wide and envelope[:1] != _PLAIN[:1]:
         raise Corrupt("unknown version of the envelope")
     body = envelope[:-_CHECKSUM]
     if _checksum(body, task_id) != envelope[-_CHECKSUM:]:
         raise Corrupt("the checksum does not match")
     if body.startswith(_PLAIN):
         return checked_task(key, task_id, priority, body[_HEAD:])
-    size = _HEAD + int.from_bytes(body[1:_HEAD], "big")
+    head = _WIDE_HEAD if wide else _HEAD
+    size = head + int.from_bytes(body[1:head], "big")
     try:
-        unusual = _decoder.decode(body[_HEAD:size])
+        unusual = _decoder.decode(body[head:size])
         if "unique" in unusual:
             unusual["unique"] = msgspec.convert(unusual["unique"], UniqueKey)
-        return Task(key=key, id=task_id, priority=priority, payload=body[size:], **unusual)
-    except (ValueError, TypeError, msgspec.MsgspecError) as error:
+        return Task(key=key, id=task_id, priority=priority, payload=body[size:], **unusual | _links(unusual))
+    except (ValueError, TypeError, KeyError, msgspec.MsgspecError) as error:
         raise Corrupt("the header cannot be read") from error
+
+
+def _decode_replaced(key: str, task_id: str, priority: int, envelope: bytes) -> Task:
+    size = _WIDE_HEAD + int.from_bytes(envelope[1:_WIDE_HEAD], "big")
+    task = decode(key, task_id, priority, envelope[size:])
+    try:
+        own = _links(_decoder.decode(envelope[_WIDE_HEAD:size]))
+        return msgspec.structs.replace(task, **{"after": None, "batch": None} | own)
+    except (ValueError, TypeError, KeyError, msgspec.MsgspecError) as error:
+        raise Corrupt("what the task waits for cannot be read") from error
 
 
 def digest(payload: bytes) -> bytes:
@@ -117,16 +142,65 @@ def _non_default_fields(task: Task) -> dict[str, Any]:
         unusual["headers"] = task.headers
     if task.unique is not None:
         unusual["unique"] = task.unique
+    if task.after is not None:
+        unusual["after"] = _packed(task.after)
+    if task.batch is not None:
+        unusual["batch"] = name_of(task.batch)
     return unusual
 
 
+def name_of(ref: TaskRef) -> str:
+    """Return the name of a task in scripts."""
+    return f"{ref.key}/{ref.task_id}"
+
+
+def ref_of(name: str) -> TaskRef:
+    """Parse the name of a task in scripts."""
+    key, _, task_id = name.partition("/")
+    return TaskRef(key, task_id)
+
+
+def _packed(after: After) -> dict[str, Any]:
+    """Return what a task waits for, as lua/lib/after.lua reads it."""
+    packed = {"w": after.when, "p": [name_of(parent) for parent in after.tasks], "i": after.inputs}
+    return packed | {"c": True} if after.on_dead == "cancel" else packed
+
+
+def _links(header: dict[str, Any]) -> dict[str, Any]:
+    """Return the parents and the batch in a header, if there are any."""
+    links: dict[str, Any] = {}
+    if "after" in header:
+        links["after"] = _after(header["after"])
+    if "batch" in header:
+        links["batch"] = ref_of(header["batch"])
+    return links
+
+
+def _after(packed: dict[str, Any]) -> After:
+    return After(
+        tasks=tuple(map(ref_of, packed["p"])),
+        when=packed["w"],
+        on_dead="cancel" if "c" in packed else "hold",
+        inputs=tuple(packed["i"]),
+    )
+
+
 def deliveries_of(
-    key: str, lane: str, token: str, at: float, entries: Sequence[bytes], *, timeout: bytes
+    key: str,
+    lane: str,
+    token: str,
+    at: float,
+    entries: Sequence[bytes],
+    *,
+    timeout: bytes,
+    inputs: Sequence[tuple[int, Sequence[bytes | None]]] = (),
 ) -> tuple[list[Delivery], list[Delivery]]:
     """Parse a list with the sequence number, id, body and counters of entries. Return good and corrupt deliveries.
 
-    ``timeout`` is that of an attempt, in microseconds; empty if there is none.
+    ``timeout`` is that of an attempt, in microseconds; empty if there is none. ``inputs``: the inputs of tasks that
+    have some, each with the position of its entry, from 1.
     """
+    of_task = dict(inputs)
     good: list[Delivery] = []
     bad: list[Delivery] = []
     tail = f".{lane}.{token}.{key}"
@@ -135,7 +209,10 @@ def deliveries_of(
         receipt = entries[n].decode() + tail
         entry = entries[n + 1 : n + ENTRY]
         try:
-            good.append(delivery_of(key, priority, receipt, at, entry, timeout=timeout))
+            found = of_task.get(n // ENTRY + 1, ()) if of_task else ()
+            good.append(
+                delivery_of(key, priority, receipt, at, entry, timeout=timeout, inputs=found)
+            )
         except ValueError:  # an unreadable entry must not prevent the delivery of the others
             task = salvage(key, _name_of(entry[0], receipt), priority, entry[1])
             bad.append(_delivery(task, receipt, at, b"", b""))
@@ -143,12 +220,19 @@ def deliveries_of(
 
 
 def delivery_of(
-    key: str, priority: int, receipt: str, at: float, entry: Sequence[bytes], *, timeout: bytes
+    key: str,
+    priority: int,
+    receipt: str,
+    at: float,
+    entry: Sequence[bytes],
+    *,
+    timeout: bytes,
+    inputs: Sequence[bytes | None] = (),
 ) -> Delivery:
     """Parse the id, body and counters of one entry whose receipt is known. Raises `ValueError`."""
     name, body, more = entry
     task = decode(key, name.decode(), priority, body)
-    return _delivery(task, receipt, at, timeout, more)
+    return _delivery(task, receipt, at, timeout, more, inputs=inputs)
 
 
 def salvage(key: str, task_id: str, priority: int, envelope: bytes) -> Task:
@@ -173,7 +257,15 @@ def _name_of(name: bytes, receipt: str) -> str:
     return text
 
 
-def _delivery(task: Task, receipt: str, at: float, timeout: bytes, more: bytes) -> Delivery:
+def _delivery(
+    task: Task,
+    receipt: str,
+    at: float,
+    timeout: bytes,
+    more: bytes,
+    *,
+    inputs: Sequence[bytes | None] = (),
+) -> Delivery:
     # A receipt begins with the entry's sequence number, which is close to the time (microseconds) of its XADD.
     since = int(receipt.partition(".")[0]) / 1e6
     if not more and not timeout:
@@ -188,4 +280,5 @@ def _delivery(task: Task, receipt: str, at: float, timeout: bytes, more: bytes) 
         delivered_at=at,
         waiting_since=since,
         timeout=int(timeout) / 1e6 if timeout else None,
+        inputs=tuple(inputs),
     )

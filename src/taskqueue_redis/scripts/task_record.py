@@ -10,30 +10,38 @@ from typing import Any, NamedTuple
 import msgspec
 from pydantic import ValidationError
 
+from taskqueue_core.after import TaskRef
 from taskqueue_core.authoring.entries import error_of
 from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import DeadLetter, Failure, Ledger, State, Task, TaskStatus
 from taskqueue_redis.scripts.runner import microseconds, seconds
-from taskqueue_redis.scripts.task_codec import Corrupt, decode, salvage
+from taskqueue_redis.scripts.task_codec import Corrupt, decode, name_of, ref_of, salvage
 
 # The format is defined in lua/lib/states.lua. Each number of 7 bytes is unpacked as a byte string.
 _RECORD = struct.Struct(">BBBHHHH7s7s7s8sBB7s")
-_MARKS = 2
+_MARKS = 3
 """number of bytes between the packed numbers and the tenant, in a record with a tenant or an ordering key"""
 _KINDS = {1: "s", 2: "r"}
 """letter of the stream that stores the body, by the number in the record; other numbers mean no stream"""
-_POSITIONS = {State.WAITING: (1, 2, 3, 4), State.SCHEDULED: (3,), State.DEAD: (3,)}
+_POSITIONS = {
+    State.WAITING: (1, 2, 3, 4),
+    State.SCHEDULED: (3,),
+    State.DEAD: (3,),
+    State.BLOCKED: (3,),
+}
 """numbers of the places where an entry can be, by the state of its task; 0 means nowhere"""
-_STATES = (
-    State.WAITING,
-    State.SCHEDULED,
-    State.DONE,
-    State.DEAD,
-    State.EXPIRED,
-    State.CANCELLED,
-    State.DISCARDED,
-)
+_STATES = {
+    1: State.WAITING,
+    2: State.SCHEDULED,
+    3: State.DONE,
+    4: State.DEAD,
+    5: State.EXPIRED,
+    6: State.CANCELLED,
+    7: State.DISCARDED,
+    9: State.BLOCKED,
+}
+"""states by their numbers; 8 is not that of a task: it remembers the id of a publish that replaced another one"""
 _PRIORITIES = 9
 """highest priority"""
 _decoder = msgspec.msgpack.Decoder(dict[str, Any])
@@ -61,7 +69,7 @@ def status_of(key: str, task_id: str, reply: list[Any]) -> TaskStatus | None:
     """Parse the answer of the script ``status`` for one task; return None if the task is unknown."""
     if not reply:
         return None
-    packed, in_flight, cold, progress, due = reply
+    packed, in_flight, cold, progress, due, held_by = reply
     record = record_of(packed)
     if record is None:
         return None
@@ -79,6 +87,7 @@ def status_of(key: str, task_id: str, reply: list[Any]) -> TaskStatus | None:
         error=error_of(state, reason, last),
         last_failure=last,
         due_at=None if due is None else float(due) / 1_000_000,
+        held_by=tuple(sorted(map(_ref, held_by or ()), key=name_of)),
     )
 
 
@@ -105,14 +114,15 @@ def record_of(packed: bytes | None) -> TaskRecord | None:
     tenant, separator, entity = (
         packed[_RECORD.size + _MARKS :].decode(errors="replace").partition("/")
     )
-    if not 1 <= state <= len(_STATES) or priority > _PRIORITIES:
+    entity, _, _ = entity.partition("/")  # the batch follows
+    if state not in _STATES or priority > _PRIORITIES:
         return None
-    if position not in _POSITIONS.get(_STATES[state - 1], (0,)):
+    if position not in _POSITIONS.get(_STATES[state], (0,)):
         return None
     if len(packed) > _RECORD.size and not separator:
         return None
     return TaskRecord(
-        state=_STATES[state - 1],
+        state=_STATES[state],
         attempt=attempt,
         losses=losses,
         priority=priority,
@@ -181,6 +191,10 @@ def _task(key: str, task_id: str, priority: int, body: bytes | None) -> Task:
         return decode(key, task_id, priority, body or b"")
     except Corrupt:
         return salvage(key, task_id, priority, body or b"")
+
+
+def _ref(name: bytes) -> TaskRef:
+    return ref_of(name.decode())
 
 
 def _progress(packed: bytes | None) -> float | str | None:

@@ -42,8 +42,8 @@ local function put_in_index(q, id, r, body)
     if type(moved) == 'table' and moved[1] == r.seq and tonumber(moved[2]) then at = moved[2] end
     call('ZADD', q.name .. '/d', at, due_member(r, id))
     index(q, '/d', ':due')
-  elseif r.state == DEAD then
-    call('ZADD', q.name .. '/dead', text(r.at), id)
+  elseif r.state == DEAD or r.state == BLOCKED then
+    call('ZADD', q.name .. (r.state == DEAD and '/dead' or '/blocked'), text(r.state == DEAD and r.at or r.seq), id)
   elseif r.place == HELD then
     call('ZADD', q.name .. '/j:' .. r.entity, text(r.seq), id)
     call('ZADD', q.name .. '/J', text(r.seq), id)
@@ -87,6 +87,17 @@ local function check_unique(q)
   end
 end
 
+-- Looks at the parents of a blocked task again, because what it knew about them is lost.
+local function begin_again(q, id, r)
+  note_damage(q, id)
+  local body = withdraw(q, r, id)
+  if not body then return abandon(q, id) end
+  call('UNLINK', q.name .. '/w:' .. id)
+  if has(r, KEPT) then r.flags = r.flags - KEPT end
+  waiting().admit(q, r, id, body)
+  put_down(q, id, r)
+end
+
 -- Checks a record.
 local function check_record(q, id, packed)
   local r = read_record(packed)
@@ -106,12 +117,13 @@ local function check_record(q, id, packed)
     if r and at and at[1] == r.state and at[2] == r.place then body = at[5] end -- one of two indexes has lost it
     if body then put_in_index(q, id, r, body) elseif at then r = rebuilt(q, id, unpack(at, 1, 7)) end
   end
+  if r and r.state == BLOCKED and not unpack_wait(call('HGET', q.name .. '/w:' .. id, 'state')) then begin_again(q, id, r) end
   if r and q.keyed then check_key(q, id, r) end
   if not r or r.entity == '' or not is_live(r) then return end
   if r.place == HELD then
     -- Without a holder, the task is released by `check_keys`.
     if call('HSETNX', q.name .. '/h', r.entity, id) == 1 then note_damage(q, id) end
-  elseif r.state == WAITING or r.attempt > 1 then
+  elseif r.state ~= BLOCKED and (r.state == WAITING or r.attempt > 1) then
     check_holder(q, id, r)
   end
 end
@@ -168,6 +180,7 @@ local function check_some(q)
   end
   check_members(q, '/d', SCHEDULED, PARKED)
   check_members(q, '/dead', DEAD, PARKED)
+  check_members(q, '/blocked', BLOCKED, PARKED)
   check_members(q, '/J', WAITING, HELD)
   local found_some = noted_damages > before
   local next = (at > #records and page[1] or cursor or '0') .. ':' .. (found_some and '500' or page[1] == '0' and '50' or count or '50')

@@ -40,7 +40,7 @@ local function publish_copies(bound, id, about, body)
     if answer ~= 0 then
       answers[answer == -1 and 'duplicate' or string.match(answer, '^[%l_]+')] = answer
     else
-      local why = q.limited and refusal(q, about)
+      local why = q.limited and refusal(q, about) or rare and rare.b and refuse_member(rare.b)
       if why then return why .. '/' .. q.key, full end
       lacking[#lacking + 1] = q
     end
@@ -48,7 +48,7 @@ local function publish_copies(bound, id, about, body)
   bytes = bytes + (#lacking + #replacing) * #body
   for i = 1, #replacing do
     local q, held, r = unpack(replacing[i])
-    replace(q, held, r, id, known[q], u, about, body)
+    replace(q, held, r, id, known[q], rare, about, body)
     q.copied = true
   end
   full = full or bytes >= BYTES or sharers >= SHARERS
@@ -57,7 +57,8 @@ local function publish_copies(bound, id, about, body)
   for i = 1, #lacking do
     local q = lacking[i]
     if known[q] then make_way(q, id, known[q]) end
-    local record = publish_unusual(q, id, sub(about, 1, 8), sub(about, 9, 9), body, about)
+    local record, many = publish_unusual(q, id, sub(about, 1, 8), sub(about, 9, 9), body, about)
+    full = full or many
     call('HSET', q.name .. '/t', id, record)
     q.fresh, q.published, q.copied = q.fresh + 1, q.published + 1, true
   end

@@ -6,6 +6,13 @@ end
 
 local function setting(q, name, default) return tonumber(call('HGET', q.name, name)) or default end
 
+-- Returns the sequence number up to which the current purge of the queue ends tasks; 0 if there is no purge. A purge is
+-- considered abandoned if its next call does not come within a minute.
+local function purged_to(q)
+  local upto, at = string.match(call('HGET', q.name, 'purging') or '', '^(%d+):(%d+)$')
+  return upto and now < at + 60000000 and tonumber(upto) or 0
+end
+
 -- Adds a priority to `q.lanes`: the priorities in use, the highest first, as a string of digits.
 local function use_lane(q, priority)
   if string.find(q.lanes, tostring(priority), 1, true) then return end

@@ -16,8 +16,19 @@ end
 
 -- Returns the fields of a task that are not at their defaults.
 local function header_of(body)
-  local size = #body > 3 and string.byte(body, 2) * 256 + string.byte(body, 3) or 0
-  local sound, header = pcall(cmsgpack.unpack, sub(body, 4, 3 + size))
+  local head, size, kind = 4, 0, #body > 5 and string.byte(body, 1)
+  if kind == 3 then -- the contents of another task, see `linked_as`
+    size = unpack_struct('>I4', body, 2)
+    local sound, own = pcall(cmsgpack.unpack, sub(body, 6, 5 + size))
+    local header = header_of(sub(body, 6 + size))
+    if sound and type(own) == 'table' then header.after, header.batch = own.after, own.batch end
+    return header
+  elseif kind == 2 then -- a header of more than 65,535 bytes
+    head, size = 6, unpack_struct('>I4', body, 2)
+  elseif #body > 3 then
+    size = unpack_struct('>H', body, 2)
+  end
+  local sound, header = pcall(cmsgpack.unpack, sub(body, head, head - 1 + size))
   return size > 0 and sound and type(header) == 'table' and header or {}
 end
 
@@ -43,6 +54,9 @@ local function built(q, id, state, place, priority, seq, body, kind, more)
   local again = place == AGAIN or state == DEAD or place == PARKED and state == WAITING
   r.handed = again and r.attempt or math.max(r.attempt - 1, kind == 'again' and 1 or 0)
   if place == FRESH or place == AGAIN then r.fence = r.seq end
+  r.flags = call('EXISTS', q.name .. '/w:' .. id) * KEPT
+  if children_of(q.key .. '/' .. id, nil, 1)[1] then r.flags = r.flags + CHILDREN end
+  if named('batch') and about.batch ~= q.key .. '/' .. id then r.flags, r.batch = r.flags + MEMBER, about.batch end
   return r, type(about.deadline) == 'number' and floor(about.deadline * 1000000 + 0.5) or nil
 end
 
@@ -98,7 +112,7 @@ local function record_of_entry(q, id, fence)
     drop_entry(q, name, fence)
     return note_damage(q, id)
   end
-  if packed or #at[5] > 7 and string.byte(at[5]) == 1 then return rebuilt(q, id, unpack(at, 1, 7)) end
+  if packed or #at[5] > 7 and string.byte(at[5]) < 4 then return rebuilt(q, id, unpack(at, 1, 7)) end
 end
 
 -- Returns where a task is, as arguments of `built`: found by its id, or by the numbers that are left of its record.
@@ -111,6 +125,8 @@ local function place_of(q, id, packed)
   if kept > 9 then kept = 5 end
   local at = call('ZSCORE', q.name .. '/dead', id)
   if at then return {DEAD, PARKED, kept, at, body} end
+  at = call('ZSCORE', q.name .. '/blocked', id)
+  if at then return {BLOCKED, PARKED, kept, at, body} end
   at = call('ZSCORE', q.name .. '/J', id)
   if at then return {WAITING, HELD, kept, at, body} end
   for i = 1, #q.lanes do
@@ -132,8 +148,13 @@ end
 
 -- Deletes a task whose body is lost.
 local function abandon(q, id)
+  local r = read_record(call('HGET', q.name .. '/t', id))
+  if r and has(r, MEMBER) then count_member(r.batch, 'f', 1) end
   note_damage(q, id)
   call('HDEL', q.name .. '/t', id)
   call('HDEL', q.name .. '/x', id)
   call('ZREM', q.name .. '/e', id)
+  call('UNLINK', q.name .. '/w:' .. id)
+  local name = q.key .. '/' .. id
+  if children_of(name, nil, 1)[1] then keep_end(name, UNKNOWN_PARENT, next_number()) end
 end

@@ -40,7 +40,7 @@ local function settle_sorted(q, ended)
   for i = 1, #ended, 2 do
     local packed, r = ended[i + 1], {}
     r.marks = unpack_struct('>H', packed, RECORD_SIZE + 1)
-    r.tenant, r.entity = string.match(packed, '^([^/]*)/(.*)$', RECORD_SIZE + 3)
+    r.tenant, r.entity = string.match(packed, '^([^/]*)/([^/]*)', RECORD_SIZE + 4)
     if marks_of(q, r) == 2 then
       if not landed[r.tenant] then tenants[#tenants + 1] = r.tenant end
       landed[r.tenant] = (landed[r.tenant] or 0) + 1
@@ -55,14 +55,31 @@ local function settle_sorted(q, ended)
   unsort(q)
 end
 
+-- Notes a new state of a task that has flags: for those that wait for it, and in the counts of its batch. `r`: the record
+-- with the state before.
+local function note_change(q, r, id, state, result)
+  if has(r, CHILDREN) then changed_parents[#changed_parents + 1] = {q.key .. '/' .. id, state, result} end
+  if has(r, MEMBER) then
+    if r.state == DEAD then count_member(r.batch, 'x', -1) end
+    if not stays(state) then count_member(r.batch, state == DONE and 'd' or 'f', 1) end
+    if state == DEAD then count_member(r.batch, 'x', 1) end
+  end
+  if not has(r, KEPT) or stays(state) then return end
+  local name = q.name .. '/w:' .. id
+  local s = r.state == BLOCKED and unpack_wait(call('HGET', name, 'state'))
+  if s and s.b and not s.o then add_line('close', q.key .. '/' .. id, '-', {}) end -- no more members are added
+  call('UNLINK', name)
+end
+
 -- Ends a task whose entry was already removed from where it was stored.
 local function finish(q, r, id, state, counter)
+  if r.flags > 0 then note_change(q, r, id, state) end
   r.state, r.place, r.fence, r.at = state, NOWHERE, 0, now
   add(q, counter, 1)
   if call('ZREM', q.name .. '/e', id) == 1 then index(q, '/e', ':deadlines') end
   remember(q, id, now)
   release(q, r, id)
-  r.tenant, r.entity = '', ''
+  r.tenant, r.entity, r.batch, r.flags = '', '', '', 0
 end
 
 -- Deletes what is stored in addition to the record of an ended task.
@@ -82,6 +99,7 @@ local function bury(q, r, id, body, cold)
     call('ZREM', q.name .. '/e', id)
     index(q, '/e', ':deadlines')
   end
+  if r.flags > 0 then note_change(q, r, id, DEAD) end
   r.state, r.place, r.fence, r.at = DEAD, PARKED, 0, now
   call('HSET', q.name .. '/b', id, body)
   call('ZADD', q.name .. '/dead', text(next_seq(q)), id)
@@ -90,11 +108,11 @@ local function bury(q, r, id, body, cold)
 end
 
 -- Ends a live task, whatever its state. If it is in flight, its consumer is notified.
-local function end_live(q, id, r, state, counter)
+local function end_live(q, id, r, state, counter, reason)
   local fence = text(r.fence)
   local _, owner = withdraw(q, r, id, true)
   if owner then revoke(owner, q, fence) end
   finish(q, r, id, state, counter)
   put_down(q, id, r)
-  note(q, counter, id, r, counter, worker_of(q, owner))
+  note(q, counter, id, r, counter, worker_of(q, owner), nil, reason)
 end

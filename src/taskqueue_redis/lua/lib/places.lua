@@ -67,6 +67,10 @@ local function withdraw(q, r, id, unread)
     index(q, '/d', ':due')
     body = drop_body(q, id, unread)
     add(q, 'scheduled', -1)
+  elseif r.state == BLOCKED then
+    call('ZREM', q.name .. '/blocked', id)
+    body = drop_body(q, id, unread)
+    add(q, 'blocked', -1)
   elseif r.place == HELD then
     leave_held(q, r, id)
     body = drop_body(q, id, unread)
@@ -118,7 +122,7 @@ local function recount(q)
   local held = q.sorted and call('ZCARD', q.name .. '/J') or 0
   local waiting = math.max(plain, laned) + back + held
   local right = q.waiting == waiting and q.back == back and q.in_flight == in_flight and q.laned == laned and q.held == held
-  for counter, set in pairs({scheduled = '/d', dead = '/dead'}) do
+  for counter, set in pairs({scheduled = '/d', dead = '/dead', blocked = '/blocked'}) do
     local number = call('ZCARD', q.name .. set)
     if setting(q, counter, 0) ~= number then
       call('HSET', q.name, counter, number)
@@ -127,7 +131,7 @@ local function recount(q)
   end
   if right then return end
   q.waiting, q.back, q.in_flight, q.laned, q.held = waiting, back, in_flight, laned, held
-  q.fresh = math.min(q.fresh, waiting - back + setting(q, 'scheduled', 0))
+  q.fresh = math.min(q.fresh, waiting - back + setting(q, 'scheduled', 0) + setting(q, 'blocked', 0))
   q.before, q.ring = q.waiting > held and 0 or 1, true -- the set `ready` may be wrong as well
   call('HINCRBY', META, 'anomalies', 1)
 end

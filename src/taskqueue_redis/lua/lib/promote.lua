@@ -1,12 +1,5 @@
 -- Makes due tasks available, in the order of their due times: a limited number, and fewer if their bodies are large.
 
--- Returns the sequence number up to which the current purge of the queue ends tasks; 0 if there is no purge. A purge is
--- considered abandoned if its next call does not come within a minute.
-local function purged_to(q)
-  local upto, at = string.match(call('HGET', q.name, 'purging') or '', '^(%d+):(%d+)$')
-  return upto and now < at + 60000000 and tonumber(upto) or 0
-end
-
 -- Returns how many tasks were processed, and how many of them became available.
 local function promote(q, limit)
   local due, n, ended = call('ZRANGEBYSCORE', q.name .. '/d', '-inf', text(now), 'LIMIT', 0, limit), 0, 0

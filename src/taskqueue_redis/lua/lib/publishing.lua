@@ -5,16 +5,26 @@
 -- fields as JSON, see `rare_of`, if the task has one of these), body.
 -- Appends an answer per task to `answers`: the number of tasks that waited before it, -1 for a duplicate, -2 for a
 -- conflict, "duplicate:", "replaced:" or "not_unique:" and the id of the task that holds its unique key, or why it is
--- refused: "moved:" and the queue, "intake_paused", or "capacity:" or "tenant_capacity:", the number of tasks that
--- count, ":" and the limit; then "/" and the queue, if another queue of a fan-out refuses.
--- Returns true if it answered only the first tasks, because many copies of them were stored, or many tasks have their
--- unique keys.
+-- refused: "moved:" and the queue, "intake_paused", "batch_closed", or "capacity:" or "tenant_capacity:", the number of
+-- tasks that count, ":" and the limit; then "/" and the queue, if another queue of a fan-out refuses.
+-- Returns true if it answered only the first tasks, because many copies of them were stored, many tasks have their unique
+-- keys, or they have many parents.
 local function publish_tasks(q, at, n, answers)
   local ids, full = {}, false
   for i = 1, n do ids[i] = ARGV[at + 3 * (i - 1)] end
   if q.due <= now then rarely().promote_before(q) end -- before the records are read
   local records = (q.known or q.copied) and call('HMGET', q.name .. '/t', unpack(ids))
   local written, filled, places, answered, changing = {}, 0, {}, #answers, false
+
+  -- Stores the records of the tasks so far.
+  local function store()
+    if filled == 0 then return end
+    call('HSET', q.name .. '/t', unpack(written))
+    q.published = q.published + filled / 2
+    q.ring = true
+    written, filled, places = {}, 0, {}
+  end
+
   for i = 1, n do
     local id, about, body = ids[i], ARGV[at + 1], ARGV[at + 2]
     at = at + 3
@@ -23,9 +33,11 @@ local function publish_tasks(q, at, n, answers)
       or records and records[i]
     local answer = packed and rarely().look_up(q, id, packed, digest) or 0
     local rare = #about > 9 and rarely().rare_of(about)
+    if rare and rare.b and answer == 0 and not q.bound then answer = rarely().refuse_member(rare.b) or 0 end
     if rare and rare.u and answer == 0 and not q.bound then
-      changing = true -- what `records` has read, and what `written` will write, may no longer be true
-      answer, full = rarely().meet(q, id, packed, rare.u, about, body)
+      store() -- it may change records: those that were read before are read again
+      changing = true
+      answer, full = rarely().meet(q, id, packed, rare, about, body)
     end
     if answer == 0 and q.limited then answer = rarely().refusal(q, about) or 0 end
     if answer == 0 and q.bound then
@@ -33,8 +45,14 @@ local function publish_tasks(q, at, n, answers)
     elseif answer == 0 then
       if packed then rarely().make_way(q, id, packed) end
       answer = q.waiting
+      if rare and (rare.a or rare.b) then -- its parents may be published by the same call
+        changing = true
+        store()
+      end
       if #about > 9 or q.sorted then
-        packed = rarely().publish_unusual(q, id, digest, priority, body, about)
+        local many
+        packed, many = rarely().publish_unusual(q, id, digest, priority, body, about)
+        full = full or many
       else
         if not string.find(q.lanes, priority, 1, true) then rarely().use_lane(q, priority) end
         if #body > LARGE then q.large = true end
@@ -58,10 +76,6 @@ local function publish_tasks(q, at, n, answers)
     answers[answered + i] = answer
     if full then break end
   end
-  if filled > 0 then
-    call('HSET', q.name .. '/t', unpack(written))
-    q.published = q.published + filled / 2
-    q.ring = true
-  end
+  store()
   return full
 end

@@ -4,6 +4,8 @@ local NUMBERS, SIZE = '<dddddddddddddddd', 128
 local QUEUE_TTL = 86400000000 -- microseconds; the default of the setting
 local queues = {}
 local at_end = {} -- functions to call at the end of the script
+local changed_parents = {} -- tasks that ended in this script and for which others wait, see `after.lua`
+local inform_children -- a function of `after.lua`
 local replicas = 0 -- number of replicas that must have the writes before the call is confirmed
 
 local checked = true -- false in `repair`, which the client calls after such an error
@@ -64,7 +66,12 @@ local function stream_of(q, kind, priority) return q.name .. '/' .. kind .. prio
 -- Stores the numbers of queues and sends notifications. Must be called at the end of every script that may have changed
 -- such numbers. Notifications are sent with pcall: a missing right to a channel must not end a script in the middle.
 local function save_all()
-  for i = 1, #at_end do at_end[i]() end
+  if changed_parents[1] then inform_children() end
+  local ending = 1
+  while ending <= #at_end do -- functions may add others
+    at_end[ending]()
+    ending = ending + 1
+  end
   at_end = {}
   for key, q in pairs(queues) do
     if q.save then q.save(q) end

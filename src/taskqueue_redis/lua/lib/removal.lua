@@ -18,22 +18,23 @@ local function subscribers(q)
   return number
 end
 
--- Returns how a queue is used: its numbers of waiting, scheduled and running tasks, dead letters, and subscriptions.
+-- Returns how a queue is used: its numbers of waiting, scheduled and running tasks, dead letters, subscriptions, and
+-- blocked tasks.
 local function uses(q)
   recount(q)
   return {q.waiting, call('ZCARD', q.name .. '/d'), q.in_flight, call('ZCARD', q.name .. '/dead'),
-    subscribers(q)}
+    subscribers(q), call('ZCARD', q.name .. '/blocked')}
 end
 
 local function is_used(q)
   local u = uses(q)
-  return u[1] + u[2] + u[3] + u[4] + u[5] > 0
+  return u[1] + u[2] + u[3] + u[4] + u[5] + u[6] > 0
 end
 
 -- Deletes the keys of a queue without tasks. If it has settings, these and its counters are kept, except with `all`.
 local function remove(q, all)
   local names, fields = {}, {'large', 'idle', 'purging', 'purged', 'check', 'unique'}
-  for _, set in ipairs({'b', 'd', 'e', 'dead', 'x', 'p', 'o', 'k', 'l', 'a', 'm', 'v', 'T', 'u', 'h', 'J', 'K', 'U'}) do
+  for _, set in ipairs({'b', 'd', 'e', 'dead', 'blocked', 'x', 'p', 'o', 'k', 'l', 'a', 'm', 'v', 'T', 'u', 'h', 'J', 'K', 'U'}) do
     names[#names + 1] = q.name .. '/' .. set
   end
   for priority = 0, 9 do

@@ -32,21 +32,42 @@ local function renamed(body, sum, id)
   return sub(body, 1, -5) .. pack('>I4', bit.bnot(sum) % 4294967296)
 end
 
--- Gives a task that was never delivered, `held`, the contents and the time of another one, whose id is remembered.
-local function replace(q, held, r, id, packed, u, about, body)
+-- Returns a body with the parents and the batch of another one instead of its own.
+local function linked_as(body, former)
+  local own = header_of(former)
+  local links = cmsgpack.pack({replaced = true, after = own.after, batch = own.batch})
+  return '\3' .. pack('>I4', #links) .. links .. body
+end
+
+-- Gives a task that was never delivered, `held`, the contents and the time of another one, whose id is remembered. It
+-- keeps the tasks that it waits for, and its batch.
+local function replace(q, held, r, id, packed, rare, about, body)
   be_refused(q)
   sharers = sharers + 20 -- a replacement takes as long as looking at so many members
   if packed then make_way(q, id, packed) end
-  local not_before, deadline, tenant, entity = told_of(about)
+  local u, not_before, deadline, tenant, entity = rare.u, told_of(about)
   local first, waited, former, state = unique_of(q, held).first, r.state == WAITING, r.entity, 'waiting'
   not_before, body = due_of(not_before, u, first), renamed(body, u.x, held)
-  withdraw(q, r, held, true)
+  local blocked, linked = r.state == BLOCKED, has(r, KEPT) or has(r, MEMBER) or rare.a or rare.b
+  local own
+  if not blocked then
+    own = withdraw(q, r, held, not linked)
+  else -- it waits for the same tasks as before
+    own, r.at = call('HGET', q.name .. '/b', held), now
+    uncount_fresh(q, r)
+  end
+  if linked then body = linked_as(body, own or '') end
   if call('ZREM', q.name .. '/e', held) == 1 then index(q, '/e', ':deadlines') end
   if deadline ~= '' then note_deadline(q, held, deadline) end
-  if is_fresh(r) then q.fresh = q.fresh + 1 end
+  if is_fresh(r) and not blocked then q.fresh = q.fresh + 1 end
   r.priority, r.tenant, r.entity = tonumber(sub(about, 9, 9)), tenant, entity
   if entity ~= '' then q.sorted = true end
-  if not_before ~= '' and tonumber(not_before) > now then
+  if blocked then
+    state = 'blocked'
+    if q.sorted then count_fresh(q, r) end
+    call('HSET', q.name .. '/b', held, body)
+    waiting().delay(q, held, tonumber(not_before) or 0)
+  elseif not_before ~= '' and tonumber(not_before) > now then
     state = 'scheduled'
     if q.sorted then count_fresh(q, r) end
     schedule(q, r, held, body, not_before)
@@ -59,7 +80,7 @@ local function replace(q, held, r, id, packed, u, about, body)
   put_down(q, held, r)
   if former ~= '' and (state == 'scheduled' or former ~= entity) then release(q, {entity = former}, held) end
   claim(q, held, u, first)
-  note(q, 'replaced', held, r, state, nil, nil, nil, state == 'scheduled' and not_before)
+  note(q, 'replaced', held, r, state, nil, nil, nil, state ~= 'waiting' and not_before)
   local past = new_record(r.priority, sub(about, 1, 8), '', held)
   past.state = REPLACED
   put_down(q, id, past)
@@ -69,8 +90,8 @@ end
 -- Looks for tasks that hold the unique key of a task. Returns 0 if there are none; otherwise the answer to its publish,
 -- after its contents have been given to the holder, if that is to be replaced; and whether further tasks must wait for
 -- the next call, because of the many tasks that were looked at.
-local function meet(q, id, packed, u, about, body)
-  local answer, held, r = decide(q, u)
-  if r then replace(q, held, r, id, packed, u, about, body) end
+local function meet(q, id, packed, rare, about, body)
+  local answer, held, r = decide(q, rare.u)
+  if r then replace(q, held, r, id, packed, rare, about, body) end
   return answer, sharers >= SHARERS
 end

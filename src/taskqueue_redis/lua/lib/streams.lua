@@ -1,7 +1,7 @@
 -- Streams, and bodies outside of streams. An entry of a stream has the task's id as its first field, with the body as
--- value. An entry of a task that has a deadline or was delivered before has a second field, `again` if it was delivered
--- before, else `more`, with attempt, losses, attempts before the last redrive, and deadline as value. The sequence
--- number is the first part of an entry's id, and is the fence of receipts.
+-- value. An entry of a task that has a deadline or inputs, or was delivered before, has a second field, `again` if it was delivered
+-- before, else `more`, with attempt, losses, attempts before the last redrive, and deadline as value. An entry of a task
+-- that has inputs has a third field. The sequence number is the first part of an entry's id, and is the fence of receipts.
 
 -- Returns whether a task that is not in flight was never delivered, so that it counts against the capacity.
 local function is_fresh(r) return r.attempt == 1 and r.handed == 0 end
@@ -15,11 +15,16 @@ local function stream_with(q, r) return stream_of(q, kind_of(r), r.priority) end
 local function enter_stream(q, r, id, body, deadline)
   local name = stream_with(q, r)
   if #body > LARGE then q.large = true end
-  if is_fresh(r) and not deadline then
+  if is_fresh(r) and not deadline and not has(r, KEPT) then
     call('XADD', name, text(r.fence), id, body)
+    return
+  end
+  local kind = is_fresh(r) and 'more' or 'again'
+  local more = r.attempt .. ':' .. r.losses .. ':' .. r.prior .. ':' .. (deadline or '')
+  if has(r, KEPT) then
+    call('XADD', name, text(r.fence), id, body, kind, more, 'inputs', '')
   else
-    local more = r.attempt .. ':' .. r.losses .. ':' .. r.prior .. ':' .. (deadline or '')
-    call('XADD', name, text(r.fence), id, body, is_fresh(r) and 'more' or 'again', more)
+    call('XADD', name, text(r.fence), id, body, kind, more)
   end
 end
 
@@ -65,6 +70,15 @@ local function drop_body(q, id, unread)
   return body
 end
 
+-- Returns the results that are delivered with a task.
+local function inputs_of(q, id)
+  local name, names = q.name .. '/w:' .. id, {}
+  for i = 1, tonumber(call('HGET', name, 'inputs')) or 0 do names[i] = 'i' .. i end
+  local inputs = names[1] and call('HMGET', name, unpack(names)) or {}
+  for i = 1, #inputs do bytes = bytes + (inputs[i] and #inputs[i] or 0) end
+  return inputs
+end
+
 local function deadline_of(q, id) return q.extras and call('ZSCORE', q.name .. '/e', id) or nil end
 
 local function due_member(r, id) return string.format('%017d', r.seq) .. id end
@@ -78,7 +92,7 @@ local function is_there(q, id, r)
   elseif r.state == SCHEDULED then
     name, id = name .. '/d', due_member(r, id)
   else
-    name = name .. (r.state == DEAD and '/dead' or r.place == HELD and '/j:' .. r.entity or '/z' .. r.priority)
+    name = name .. (r.state == DEAD and '/dead' or r.state == BLOCKED and '/blocked' or r.place == HELD and '/j:' .. r.entity or '/z' .. r.priority)
   end
   return call('ZSCORE', name, id)
 end

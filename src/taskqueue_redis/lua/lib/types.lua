@@ -34,8 +34,11 @@ end
 local function check_queue_types(name, some)
   local found = check_types(name, 'hash', {'', '/t', '/b', '/x', '/p', '/o', '/a', '/T', '/W', '/h', '/K'})
   found = check_types(name, 'string', {'/n', '/f'}) or found
-  found = check_types(name, 'zset', {'/e', '/k', '/d', '/dead', '/m', '/u', '/v', '/J', '/U'}) or found
+  found = check_types(name, 'zset', {'/e', '/k', '/d', '/dead', '/blocked', '/m', '/u', '/v', '/J', '/U'}) or found
   found = check_types(name, 'list', {'/l'}) or found
+  local blocked = call('ZRANDMEMBER', name .. '/blocked', math.max(1, math.min(some, left)))
+  left = left - #blocked
+  found = check_types(name .. '/w:', 'hash', blocked) or found
   for priority = 0, 9 do
     found = check_types(name, 'stream', {'/s' .. priority, '/r' .. priority}) or found
     found = check_types(name, 'zset', {'/z' .. priority, '/w' .. priority, '/g' .. priority}) or found
@@ -47,9 +50,10 @@ end
 
 -- Checks the keys of the partition that no queue has, with those of some consumers and endpoints of slots.
 local function check_partition_types(some)
-  check_types(PARTITION .. ':', 'zset', {'due', 'deadlines', 'processing', 'results', 'forget', 'idle', 'alive', 'slots:lapses', 'slots:dates', 'schedules:due', 'schedules:names'})
+  check_types(PARTITION .. ':', 'zset', {'due', 'deadlines', 'processing', 'results', 'forget', 'idle', 'alive', 'children', 'outbox', 'ends', 'slots:lapses',
+    'slots:dates', 'schedules:due', 'schedules:names'})
   check_types(PARTITION .. ':', 'set', {'queues', 'ready'})
-  check_types(PARTITION .. ':', 'hash', {'subs', 'slots', 'slots:jobs', 'slots:notes', 'slots:late', 'slots:documents', 'schedules', 'schedules:specs'})
+  check_types(PARTITION .. ':', 'hash', {'subs', 'lines', 'batches', 'slots', 'slots:jobs', 'slots:notes', 'slots:late', 'slots:documents', 'schedules', 'schedules:specs'})
   check_types(PARTITION .. ':', 'stream', {'journal'})
   check_types(PARTITION .. ':', 'list', {'damaged'})
   local tokens = call('ZRANDMEMBER', PARTITION .. ':alive', some)

@@ -1,5 +1,7 @@
 -- Publishing of tasks with optional fields, and in queues with limits.
 
+local PARENTS = 1000 -- number of parents after which further tasks are left to the next call
+
 -- Writes something: if this is the script's first write and Redis has no memory left, Redis refuses it and the script
 -- ends.
 local function be_refused(q) call('SADD', PARTITION .. ':queues', q.key) end
@@ -15,11 +17,14 @@ end
 -- Returns the rare fields of a published task; nothing if it has none. `u`: its unique key, with the fields `k` (the
 -- key), `s` (true if it is given back at the first delivery), `p` (the period), `c` (keep, replace or refuse), `d` and
 -- `m` (seconds and maximum of a debounce), and with `replace` `x` (the checksum of the body without the id). Times are
--- in microseconds.
+-- in microseconds. `a`: 1 if it waits for others, which its header names; `b`: its batch.
 local function rare_of(about)
   local at = string.find(about, '\n', 10, true)
   return at and cjson.decode(sub(about, at + 1))
 end
+
+-- Returns why a new member of a batch is refused; nothing if it is accepted.
+local function refuse_member(batch) return count_of(batch).c and 'batch_closed' or nil end
 
 -- Returns when a task becomes due, by its debounce if it has one. `first`: the time of the first publish.
 local function due_of(not_before, u, first)
@@ -44,31 +49,47 @@ local function make_way(q, id, packed)
   if is_live(r) then
     leave_fresh(q, r)
     release(q, r, id)
+    if r.flags > 0 then note_change(q, r, id, UNKNOWN_PARENT) end
   end
   forget_rest(q, id)
   disclaim(q, id)
 end
 
 -- Stores a task that is scheduled, has a deadline, a tenant, an ordering key or rare fields, or enters sorted lanes.
--- Returns its record, which is already written if the task has rare fields.
+-- Returns its record, which is already written if the task has rare fields, and whether further tasks must wait for the
+-- next call, because of the many parents that were looked at.
 local function publish_unusual(q, id, digest, priority, body, about)
   local not_before, deadline, tenant, entity = told_of(about)
   local r, state = new_record(tonumber(priority), digest, tenant, entity), 'waiting'
   local rare = rare_of(about)
   if rare then not_before = due_of(not_before, rare.u, now) end
   if deadline == '' then deadline = nil end
-  if not_before ~= '' and tonumber(not_before) > now then
+  if deadline then note_deadline(q, id, deadline) end
+  local batch, reason, due = rare and rare.b == q.key .. '/' .. id, nil, nil
+  if rare and rare.b and not batch then
+    r.flags, r.batch = MEMBER, rare.b
+    count_member(r.batch, 'a', 1)
+  end
+  if rare and rare.a or batch then
+    q.fresh = q.fresh - 1
+    state, reason = waiting().admit(q, r, id, body, tonumber(not_before))
+    due = not_before
+  elseif not_before ~= '' and tonumber(not_before) > now then
     state = 'scheduled'
     if q.sorted then count_fresh(q, r) end
     schedule(q, r, id, body, not_before)
   else
     make_available(q, r, id, body, deadline)
   end
-  note(q, 'published', id, r, state, nil, nil, nil, state == 'scheduled' and not_before)
-  if deadline then note_deadline(q, id, deadline) end
+  if reason then -- it is blocked first
+    note(q, 'published', id, r, 'blocked', nil, nil, nil, due)
+    note(q, state == 'dead' and 'dead_lettered' or state, id, r, state, nil, nil, reason)
+  else
+    note(q, 'published', id, r, state, nil, nil, nil, (state == 'scheduled' or state == 'blocked') and not_before)
+  end
   if rare then
     put_down(q, id, r)
     if rare.u then claim(q, id, rare.u, now) end
   end
-  return write_record(r)
+  return write_record(r), waits ~= nil and (waits.looked or 0) >= PARENTS
 end
