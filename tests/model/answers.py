@@ -48,6 +48,14 @@ def normal(name: str, answer: Any) -> Any:
     return form(answer) if form and isinstance(answer, list) else answer
 
 
+def walked(answer: Any) -> list[bytes]:
+    """Return the keys in an order in which Redis may have visited them: keys without deliveries, then the others."""
+    _, _, _, expired, groups, left, others, closed = answer
+    gave = [group[0] for group in groups]
+    idle = [told[0] for told in (*closed, *expired) if told[0] not in gave]
+    return [*idle, *gave, *left, *others]
+
+
 def _received(answer: list[Any]) -> list[Any]:
     now, due, again, expired, groups, left, others, closed = answer
     given = [entry for group in groups for entry in _given(*group)]
@@ -102,7 +110,9 @@ def _number(packed: bytes) -> int:
 
 _FORMS: dict[str, Callable[[list[Any]], list[Any]]] = {
     "receive": _received,
-    "adopt": lambda answer: [[told[0], shown(told[1]), told[2], told[5]] if told else [] for told in answer],
+    "adopt": lambda answer: [
+        [told[0], shown(told[1]), told[2], told[5]] if told else [] for told in answer
+    ],
     "after_lines": lambda answer: [[*told[:9], told[9][1:]] for told in answer],
     "maintain": _maintained,
     "stats": _stats,

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from tests.model.answers import COUNTED, error_of, normal, plain
+from tests.model.answers import COUNTED, error_of, normal, plain, walked
 from tests.model.books import OVER, Flow, Name, Record, Terms
 from tests.model.deliveries import Gone, Late
 from tests.model.kin import linked_as, published, shown
@@ -142,7 +142,7 @@ class Replay(Lines):
         """Deliver tasks to a consumer."""
         token, turn, limit, look, *asked = (word.decode() for word in words)
         order: dict[str, None] = {}
-        for word in _walked(answer) if answer else ():
+        for word in walked(answer) if answer else ():
             order.setdefault(word.decode())
         for key in {*asked[:200], *order}:
             self.meet(key)
@@ -392,14 +392,6 @@ def _padded(answer: list[Any]) -> Iterator[list[Any]]:
         yield told or [None] * 4
     while True:
         yield [None] * 4
-
-
-def _walked(answer: Any) -> list[bytes]:
-    """Return the keys in an order in which Redis may have visited them: keys without deliveries, then the others."""
-    _, _, _, expired, groups, left, others, closed = answer
-    gave = [group[0] for group in groups]
-    idle = [told[0] for told in (*closed, *expired) if told[0] not in gave]
-    return [*idle, *gave, *left, *others]
 
 
 def _moment(time: float) -> Any:

@@ -8,7 +8,7 @@ An envelope consists of::
     payload     JSON text, unchanged
     4 bytes     CRC-32 of all preceding bytes and the task's id
 
-A task that got the contents of another one and keeps its own parents or batch has the version 3: bytes 1-4 are the length
+A task that got the contents of another one, and keeps its own parents or batch, has version 3: bytes 1-4 are the length
 of a MessagePack map with these, which precedes the envelope of the contents.
 
 The checksum is at the end because Lua keeps all strings in a hash table and hashes only some bytes of each, including
@@ -90,7 +90,9 @@ def decode(key: str, task_id: str, priority: int, envelope: bytes) -> Task:
         unusual = _decoder.decode(body[head:size])
         if "unique" in unusual:
             unusual["unique"] = msgspec.convert(unusual["unique"], UniqueKey)
-        return Task(key=key, id=task_id, priority=priority, payload=body[size:], **unusual | _links(unusual))
+        return Task(
+            key=key, id=task_id, priority=priority, payload=body[size:], **unusual | _links(unusual)
+        )
     except (ValueError, TypeError, KeyError, msgspec.MsgspecError) as error:
         raise Corrupt("the header cannot be read") from error
 
