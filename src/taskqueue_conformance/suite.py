@@ -17,6 +17,7 @@ from taskqueue_conformance.suites.boundaries import BoundariesSuite
 from taskqueue_conformance.suites.capacity import CapacitySuite
 from taskqueue_conformance.suites.close import ClosingSuite
 from taskqueue_conformance.suites.concurrency import ConcurrencySuite
+from taskqueue_conformance.suites.content_digest import ContentDigestSuite
 from taskqueue_conformance.suites.control import ControlSuite
 from taskqueue_conformance.suites.costs import CostsSuite
 from taskqueue_conformance.suites.dead_letters import DeadLettersSuite
@@ -104,6 +105,7 @@ class BackendSuite(
     DeliverSuite,
     UniqueSuite,
     UniqueReplaceSuite,
+    ContentDigestSuite,
     PublishSuite,
     InputsSuite,
     DeclaredSuite,

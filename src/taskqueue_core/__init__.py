@@ -2,6 +2,7 @@
 
 from taskqueue_core.application.applying import Applied, Difference
 from taskqueue_core.application.call import Call, Middleware
+from taskqueue_core.application.codecs import Codec, CodecChain, Fernet, Zlib
 from taskqueue_core.application.context import Context
 from taskqueue_core.application.declared_schedules import AppliedSchedule, ScheduleChange
 from taskqueue_core.application.dependencies import Depends, Shared, current
@@ -15,6 +16,7 @@ from taskqueue_core.application.errors import (
     TaskDiscarded,
     TaskExpired,
     TaskFailed,
+    Undecodable,
     UnknownTask,
     WouldBlock,
 )
@@ -49,6 +51,8 @@ __all__ = [
     "AppliedSchedule",
     "BackendUnavailable",
     "Call",
+    "Codec",
+    "CodecChain",
     "Confirmation",
     "Context",
     "Cron",
@@ -57,6 +61,7 @@ __all__ = [
     "Depends",
     "Difference",
     "Every",
+    "Fernet",
     "Handle",
     "IdConflict",
     "Instant",
@@ -97,10 +102,12 @@ __all__ = [
     "TaskStatus",
     "TaskTemplate",
     "Tasks",
+    "Undecodable",
     "Unique",
     "UniqueKey",
     "UnknownTask",
     "WouldBlock",
+    "Zlib",
     "as_completed",
     "connect",
     "connect_sync",

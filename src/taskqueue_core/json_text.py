@@ -13,7 +13,7 @@ _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder()
 
 
-def encode_json(field: str, value: object) -> bytes:
+def encode_json(field: str, value: object, limit: str = "payload") -> bytes:
     """Encode ``value`` as JSON text that decodes to an equivalent value.
 
     Tuples and sets become arrays, dataclasses become objects, and dates and UUIDs become text. Raises `InvalidInput`,
@@ -22,7 +22,7 @@ def encode_json(field: str, value: object) -> bytes:
     """
     try:
         text = _encoder.encode(value)
-        check_encoded(field, text, "payload")  # decoding the text below proves that it is JSON
+        check_encoded(field, text, limit)  # decoding the text below proves that it is JSON
         # The encoder silently writes NaN as null, bytes as base64, and keys of other types as text.
         decoded = _decoder.decode(text)
         said = decoded == value or _same(decoded, msgspec.to_builtins(value, builtin_types=_BYTES))

@@ -19,6 +19,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """maximum number of characters of a key, id, tenant, ordering key, receipt, or name of a model or server"""
     payload: int = 256 * 1024
     """maximum number of bytes of a task's payload as JSON text"""
+    decoded: int = 8 * 1024 * 1024
+    """maximum number of bytes of a payload, result or text before a codec encodes it, and after it is decoded"""
     result: int = 256 * 1024
     """maximum number of bytes of a result as JSON text"""
     depth: int = 100
@@ -74,6 +76,7 @@ _MOST_CUT = 3
 """maximum number of bytes of the half of a character that `clean_traceback` leaves out"""
 _NAME = re.compile(r"[A-Za-z0-9_<][A-Za-z0-9._:@=+<>~-]*")
 _END_OF_TIME = 253_402_300_800.0  # the start of the year 10000, the end of Python's datetime
+_DIGEST_SIZES = range(16, 65)
 _CENTURY = 100 * 366 * 86_400.0
 _json = msgspec.json.Decoder(msgspec.Raw)
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
@@ -227,6 +230,13 @@ def duration(field: str, value: float | timedelta) -> float:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     check_duration(field, seconds)
     return seconds
+
+
+def check_digest(field: str, value: object) -> None:
+    """Check the digest of a task's content: 16 to 64 bytes."""
+    if isinstance(value, bytes) and len(value) in _DIGEST_SIZES:
+        return
+    raise InvalidInput(field, kind_of(value), "16 to 64 bytes")
 
 
 def _number(value: object) -> str:

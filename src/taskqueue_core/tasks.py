@@ -17,6 +17,7 @@ from taskqueue_core.after import After, TaskRef, check_after
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.json_text import encode_json
 from taskqueue_core.limits import (
+    check_digest,
     check_headers,
     check_json,
     check_name,
@@ -93,6 +94,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """other tasks that the task waits for in the state ``blocked``; needs the capability ``after``"""
     batch: TaskRef | None = None
     """the batch that the task is a member of, or the task itself if it is a batch; needs the capability ``after``"""
+    content_digest: bytes | None = None
+    """16 to 64 bytes by which the store recognises the id, instead of the payload, which differs if encrypted again
+
+    They are the same for the same content. A task with such a digest is never a repetition of one without.
+    """
 
     def __post_init__(self) -> None:
         check_name("key", self.key)
@@ -117,13 +123,20 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         if attempts is not None and (type(attempts) is not int or attempts not in _ATTEMPTS):
             got = f"{kind_of(attempts)} out of range"
             raise InvalidInput("max_attempts", got, "a whole number from 1 to 1000")
-        if self.unique is not None or self.after is not None or self.batch is not None:
+        if (
+            self.unique is not None
+            or self.after is not None
+            or self.batch is not None
+            or self.content_digest is not None
+        ):
             self._check_rare_fields()
 
     def _check_rare_fields(self) -> None:
         if self.unique is not None:
             check_unique(self.unique, self.not_before, self.ordering_key)
         check_after(self.after, self.batch, TaskRef(self.key, self.id))
+        if self.content_digest is not None:
+            check_digest("content_digest", self.content_digest)
 
     @staticmethod
     def of(key: str, payload: object = None, **fields: Any) -> Task:

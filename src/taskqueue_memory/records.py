@@ -73,7 +73,7 @@ class TaskRecord(TenantItem, kw_only=True, eq=False):
         if self.wait is not None:
             self.wait.inputs = {}
         if len(self.task.payload) > _SMALL:
-            self.digest = self.digest or digest_of(self.task.payload)
+            self.digest = self.digest or digest_of(self.task)
             self.task = msgspec.structs.replace(self.task, payload=b"null")
 
     @property

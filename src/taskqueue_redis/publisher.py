@@ -126,7 +126,7 @@ class RedisPublisher:
             task.key, task.id, microseconds(at), token or "",
             "" if error is None else "1", text.encode(errors="replace"),
             fence, receipt_token, attempt,
-            digest(task.payload), task.priority, _optional_time(task.deadline), envelope,
+            digest(task), task.priority, _optional_time(task.deadline), envelope,
             task.tenant or "", task.ordering_key or "", "1" if free else "",
             clean_traceback(traceback) or "", "" if task.unique is None else unique_fields(task, envelope),
             _batch_of(task),
@@ -263,7 +263,7 @@ async def _gather_all(
 
 
 def _descriptor(task: Task, envelope: bytes) -> bytes:
-    about = digest(task.payload) + _DIGITS[task.priority]
+    about = digest(task) + _DIGITS[task.priority]
     plain = task.tenant is None and task.ordering_key is None
     rare = _rare(task, envelope)
     if plain and task.not_before is None and task.deadline is None and not rare:

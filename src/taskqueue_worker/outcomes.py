@@ -13,6 +13,7 @@ import msgspec
 
 from taskqueue_core.application.arguments import InvalidPayload
 from taskqueue_core.application.context import Context
+from taskqueue_core.application.encoding import Encoding
 from taskqueue_core.application.errors import InvalidResult
 from taskqueue_core.application.results import Results
 from taskqueue_core.application.rules import Reject, Retry, Rule, Snooze, rule_for
@@ -34,17 +35,20 @@ _ANY_RETRY = Retry()
 _log = logging.getLogger("taskqueue.worker")
 
 
-def outcome_of_value(value: object, limit: int, results: Results) -> Outcome:
+def outcome_of_value(
+    value: object, limit: int, results: Results, encoding: Encoding | None = None
+) -> Outcome:
     """Return the outcome for a handler's return value: a rejection if it has no JSON of up to ``limit`` bytes.
 
-    ``results`` encodes it by the handler's return annotation.
+    ``results`` writes it by the handler's return annotation, and ``encoding`` encodes it.
     """
     if value is None and results.optional:
         return _NO_RESULT
     if isinstance(value, Rule):
-        return outcome_of_error(value)
+        return outcome_of_error(value, encoding)
     try:
-        text = results.write(value)
+        plain = results.write(value, "payload" if encoding is None else "decoded")
+        text = plain if encoding is None else encoding.result(plain)
     except (InvalidInput, InvalidResult) as error:
         fault = str(error)
     except Exception:  # noqa: BLE001 - an encoder may raise any exception
@@ -56,14 +60,17 @@ def outcome_of_value(value: object, limit: int, results: Results) -> Outcome:
     return Rejected(INVALID_RESULT, fault)
 
 
-def outcome_of_error(error: BaseException) -> Outcome:
-    """Return the outcome for a handler's exception. A failure has the text "Type: message", cut if it is too long."""
+def outcome_of_error(error: BaseException, encoding: Encoding | None = None) -> Outcome:
+    """Return the outcome for a handler's exception. A failure has the text "Type: message", cut if it is too long.
+
+    ``encoding`` encodes all texts but the type, and leaves out the traceback, which may contain values.
+    """
     match error:
         case Retry():
             # A retry that a handler asks for has a traceback only if another exception is the reason.
             has_reason = error.__cause__ is not None or error.__context__ is not None
-            trace = traceback_of(error) if has_reason else None
-            return RetryLater(error.delay, clean_text(error.error), trace)
+            trace = _traceback_of(error, encoding) if has_reason else None
+            return RetryLater(error.delay, _text(error.error, encoding), trace)
         case Snooze():
             return Snoozed(error.delay)
         case InvalidPayload():
@@ -71,16 +78,26 @@ def outcome_of_error(error: BaseException) -> Outcome:
         case Reject():
             return Rejected(
                 clean_text(error.reason),
-                None if error.error is None else clean_text(error.error),
-                traceback_of(error),
+                None if error.error is None else _text(error.error, encoding),
+                _traceback_of(error, encoding),
             )
     name = type(error).__name__
     try:
         message = str(error)
     except Exception:  # noqa: BLE001 - __str__ may raise any exception
         message = ""
-    text = clean_text(f"{name}: {message[: LIMITS.text]}" if message else name)
-    return Failed(text, traceback_of(error))
+    message = message[: LIMITS.text]
+    if encoding is not None:
+        return Failed(encoding.error_of(name, message))
+    return Failed(clean_text(f"{name}: {message}" if message else name), traceback_of(error))
+
+
+def _text(text: str, encoding: Encoding | None) -> str:
+    return clean_text(text) if encoding is None else encoding.error(text[: LIMITS.text])
+
+
+def _traceback_of(error: BaseException, encoding: Encoding | None) -> str | None:
+    return traceback_of(error) if encoding is None else None
 
 
 def traceback_of(error: BaseException) -> str | None:
@@ -158,9 +175,9 @@ def outcomes_of_return(
     call: HandlerCall, value: object, limit: int, log: TaskLog
 ) -> Sequence[Outcome]:
     """Return one outcome for each task of a call whose handler returned ``value``. All but successes are logged."""
-    jobs = call.jobs
+    jobs, encoding = call.jobs, call.handler.encoding
     if not call.handler.options.batch:
-        outcome = outcome_of_value(value, limit, call.handler.results)
+        outcome = outcome_of_value(value, limit, call.handler.results, encoding)
         if type(outcome) is not Success and not jobs[0].settled:
             log.ended(jobs[0].delivery, outcome)
         return (outcome,)
@@ -176,11 +193,11 @@ def outcomes_of_return(
     outcomes = []
     for job, item in zip(jobs, value, strict=True):
         if isinstance(item, Exception):
-            outcome, reason = _outcome_by_rules(job, item, outcome_of_error(item))
+            outcome, reason = _outcome_by_rules(job, item, outcome_of_error(item, encoding))
             if isinstance(outcome, Failed) and not job.settled:
                 copy_context().run(log.failed_alone, [job.delivery], reason, outcome.traceback)
         else:
-            outcome = outcome_of_value(item, limit, call.handler.results)
+            outcome = outcome_of_value(item, limit, call.handler.results, encoding)
         if not job.settled:
             log.ended(job.delivery, outcome)
         outcomes.append(outcome)
@@ -197,7 +214,7 @@ def outcomes_of_error(
     """
     if not isinstance(error, Exception):
         return error
-    usual = failed or outcome_of_error(error)
+    usual = failed or outcome_of_error(error, call.handler.encoding)
     outcomes: list[Outcome] = []
     failures: dict[int, tuple[Failed, Exception, list[AnyDelivery]]] = {}
     for job in call.jobs:
@@ -222,22 +239,23 @@ def _outcome_by_rules(
     ``outcome`` is the one without rules. If the function of a rule raises an exception, that is the reason: the
     attempt fails because of it.
     """
-    rules = job.call.handler.options.on_error
+    rules, encoding = job.call.handler.options.on_error, job.call.handler.encoding
     if not rules or isinstance(error, Rule | InvalidPayload):
         return outcome, error
     try:
         rule = rule_for(rules, error, job.context)
     except Exception as wrong:  # noqa: BLE001 - a rule may raise any exception
         wrong.__context__ = wrong.__context__ or error
-        return outcome_of_error(wrong), wrong
+        return outcome_of_error(wrong, encoding), wrong
     if rule is None or not isinstance(outcome, Failed):
         return outcome, error
     match rule:
         case Retry():
-            text = outcome.error if rule.error == _ANY_RETRY.error else rule.error
-            return RetryLater(rule.delay, clean_text(text), outcome.traceback), error
+            own = rule.error != _ANY_RETRY.error
+            text = _text(rule.error, encoding) if own else outcome.error
+            return RetryLater(rule.delay, text, outcome.traceback), error
         case Reject():
-            text = outcome.error if rule.error is None else clean_text(rule.error)
+            text = outcome.error if rule.error is None else _text(rule.error, encoding)
             return Rejected(clean_text(rule.reason), text, outcome.traceback), error
         case Snooze():
             return Snoozed(rule.delay), error

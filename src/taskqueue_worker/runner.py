@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from taskqueue_core.application.context import Context
 from taskqueue_core.application.handler_scope import HANDLER_SCOPE
-from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected
+from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, Snoozed
 from taskqueue_core.telemetry import processing
 from taskqueue_worker.batch_buffer import AnyDelivery, BatchBuffer
 from taskqueue_worker.child_processes import ChildProcesses
@@ -207,12 +207,11 @@ class HandlerRunner:
         state = self._scope.state_of(handler.registry)
         for delivery in deliveries:
             try:
-                values.append(handler.arguments.read(bytes(delivery.task.payload)))
+                values.append(handler.read(delivery.task))
             except Exception as error:  # noqa: BLE001 - a validator may raise any exception
-                end = outcome_of_error(error)
-                outcome = self._unknown.with_invalid_payload(delivery, handler, end)
-                if outcome is end:
-                    self._log_unread(delivery, end, error)
+                outcome = self._unknown.unread(delivery, handler, error)
+                if not isinstance(outcome, Snoozed):
+                    self._log_unread(delivery, outcome, error)
                 self._on_outcome(outcome, delivery)
                 self._settler.finish(delivery.receipt, outcome)
                 continue
@@ -271,7 +270,7 @@ class HandlerRunner:
             # If this worker did not cancel the handler, the handler itself raised the error, so the attempt failed.
             task = asyncio.current_task()
             ours = call.releasing or (task is not None and task.cancelling() > 0)
-            outcome = HandBack() if ours else outcome_of_error(error)
+            outcome = HandBack() if ours else outcome_of_error(error, call.handler.encoding)
             live = [job.delivery for job in call.jobs if not job.settled]
             if live and isinstance(outcome, Failed):
                 self._task_log.failed(live, error, outcome.traceback)
@@ -321,7 +320,7 @@ class HandlerRunner:
         except (SystemExit, KeyboardInterrupt) as fatal:
             return fatal
         except BaseException as wrong:  # noqa: BLE001 - an error rule may raise any exception, and the call must end
-            return [outcome_of_error(wrong)] * len(call.jobs)
+            return [outcome_of_error(wrong, call.handler.encoding)] * len(call.jobs)
 
     def _on_threads_ended(self, ends: list[tuple[HandlerCall, HandlerEnd]]) -> None:
         for call, end in ends:

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
 import taskqueue_core.application
+from taskqueue_core.application.encoding import readable_error
 from taskqueue_core.limits import is_whole
 from taskqueue_core.retry import Outcome, Rejected, RetryLater, Snoozed
 from taskqueue_worker.batch_buffer import AnyDelivery
@@ -96,10 +97,10 @@ class TaskLog:
         task = delivery.task
         match outcome:
             case Rejected(reason, error):
-                text = f" ({error})" if error and not self._hide_texts else ""
+                text = f" ({readable_error(None, error)})" if error and not self._hide_texts else ""
                 _log.warning("task %s of %s was rejected: %s%s", task.id, task.key, reason, text)
             case RetryLater(_, error):
-                text = "" if self._hide_texts else f": {error}"
+                text = "" if self._hide_texts else f": {readable_error(None, error)}"
                 message = "task %s of %s asks for a retry (attempt %d)%s"
                 _log.info(message, task.id, task.key, delivery.attempt, text)
             case Snoozed(delay):

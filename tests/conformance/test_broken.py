@@ -16,6 +16,7 @@ from taskqueue_conformance.model.machine import MachineSuite
 from taskqueue_conformance.suite import SlotsSuite
 from tests.conformance import broken_consumers as consumers
 from tests.conformance import broken_dependencies as dependencies
+from tests.conformance import broken_digest as digests
 from tests.conformance import broken_flow as flow
 from tests.conformance import broken_leases as leases
 from tests.conformance import broken_limits as limits
@@ -192,6 +193,7 @@ CASES: tuple[tuple[Broken, str, str | None], ...] = (
     (leases.ShowsTokens, "test_states_of_a_lease", None),
     *unique.CASES,
     *replacing.CASES,
+    *digests.CASES,
 )
 
 FOUND_BY_HISTORIES = (

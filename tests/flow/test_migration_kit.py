@@ -3,6 +3,7 @@
 import pytest
 
 from taskqueue_conformance import BackendSuite, Bench
+from taskqueue_conformance.suites.content_digest import ContentDigestSuite
 from taskqueue_conformance.suites.control import ControlSuite
 from taskqueue_conformance.suites.dead_letters import DeadLettersSuite
 from taskqueue_conformance.suites.deliver import DeliverSuite
@@ -78,6 +79,7 @@ class _Main(
     DeliverSuite,
     UniqueSuite,
     UniqueReplaceSuite,
+    ContentDigestSuite,
     PublishSuite,
 ):
     """The suites of the kit whose calls are routed by the direction of the migration."""

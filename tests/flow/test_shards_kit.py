@@ -6,6 +6,7 @@ from taskqueue_conformance import BackendSuite
 from taskqueue_conformance.bench import KEY, OTHER
 from taskqueue_conformance.suites.close import ClosingSuite
 from taskqueue_conformance.suites.concurrency import ConcurrencySuite
+from taskqueue_conformance.suites.content_digest import ContentDigestSuite
 from taskqueue_conformance.suites.dead_letters import DeadLettersSuite
 from taskqueue_conformance.suites.deliver import DeliverSuite
 from taskqueue_conformance.suites.expire import ExpireSuite
@@ -62,6 +63,7 @@ class TestSucceeded(
     DeliverSuite,
     UniqueSuite,
     UniqueReplaceSuite,
+    ContentDigestSuite,
     PublishSuite,
 ):
     """The kit on queues that have one shard again. They keep all promises except those about unknown queues (A16)."""

@@ -53,6 +53,7 @@ class TaskFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     expires_in: float | None = None
     max_attempts: int | None = None
     unique: UniqueKey | None = None
+    content_digest: bytes | None = None
 
     def to_task(self, now: float, key: str | None = None) -> Task:
         """Return the task. ``now`` is the store's time, and ``key`` the default key. Raises `InvalidInput`."""
@@ -68,6 +69,7 @@ class TaskFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             not_before=instant(now, "delay", self.delay, "not_before", self.not_before),
             max_attempts=self.max_attempts,
             unique=self.unique,
+            content_digest=self.content_digest,
         )
 
 

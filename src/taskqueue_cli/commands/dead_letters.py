@@ -22,6 +22,7 @@ from taskqueue_cli.output import (
     print_fields,
     print_json,
 )
+from taskqueue_core.application.encoding import readable_error, shown_in_place
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import DeadLetters, dead_letters_of
 from taskqueue_core.dead_letter_filter import DeadLetterFilter
@@ -124,9 +125,10 @@ def show(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson = F
         "attempts": str(dead_letter.attempt),
         "losses": str(dead_letter.losses),
         "failed at": format_time(dead_letter.failed_at),
-        "payload": msgspec.json.format(dead_letter.task.payload, indent=2).decode(),
+        "payload": shown_in_place(dead_letter.task.payload, dead_letter.task.headers)
+        or msgspec.json.format(dead_letter.task.payload, indent=2).decode(),
         "history": "\n".join(
-            f"{format_time(failure.at)}  attempt {failure.attempt}: {failure.error}"
+            f"{format_time(failure.at)}  attempt {failure.attempt}: {readable_error(None, failure.error)}"
             for failure in dead_letter.history
         ),
     }

@@ -26,6 +26,7 @@ from taskqueue_cli.output import (
     print_fields,
     print_json,
 )
+from taskqueue_core.application.encoding import shown_in_place
 from taskqueue_core.backend import Backend
 from taskqueue_core.errors import InvalidInput, UnknownKey
 from taskqueue_core.limits import LIMITS
@@ -383,7 +384,8 @@ def _print(status: ScheduleStatus, *, as_json: bool) -> None:
         fields["jitter"] = f"{found.jitter:g} s" if found.jitter else ""
         fields["starts"] = "" if found.starts is None else format_time(found.starts.timestamp())
         fields["ends"] = "" if found.ends is None else format_time(found.ends.timestamp())
-        fields["payload"] = bytes(found.task.payload).decode()
+        payload = bytes(found.task.payload)
+        fields["payload"] = shown_in_place(payload, found.task.headers) or payload.decode()
     fields["declared by"] = "" if status.declared_by is None else f"registry {status.declared_by!r}"
     fields["problem"] = status.problem or ""
     refused = status.refused

@@ -13,12 +13,19 @@ from rich.markup import escape
 
 from taskqueue_cli.backends import ServerUrl, with_backend
 from taskqueue_cli.commands.stats import check_known, missing_queue
-from taskqueue_cli.output import AsJson, argument, console, option, print_fields, print_json
+from taskqueue_cli.output import AsJson, argument, console, note, option, print_fields, print_json
+from taskqueue_core.application.encoding import (
+    Encoding,
+    decoded_result,
+    readable_error,
+    shown_in_place,
+)
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import control_of
-from taskqueue_core.errors import InvalidInput, TaskQueueError
+from taskqueue_core.errors import ConfigurationError, InvalidInput, TaskQueueError
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import State, TaskStatus
+from taskqueue_worker import load_worker
 
 Key = Annotated[str, argument("Key of the task, which is the name of its queue.", metavar="KEY")]
 Id = Annotated[str, argument("Id of the task.", metavar="ID")]
@@ -69,10 +76,13 @@ def status(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson =
         "since": format_time(task_status.updated_at),
         "due": "" if task_status.due_at is None else format_time(task_status.due_at),
         "progress": "" if task_status.progress is None else str(task_status.progress),
-        "reason" if task_status.state is State.DEAD else "error": task_status.error or "",
+        "reason" if task_status.state is State.DEAD else "error": readable_error(
+            None, task_status.error or ""
+        ),
     }
     if (last := task_status.last_failure) is not None:
-        fields["last failure"] = f"{format_time(last.at)}  attempt {last.attempt}: {last.error}"
+        error = readable_error(None, last.error)
+        fields["last failure"] = f"{format_time(last.at)}  attempt {last.attempt}: {error}"
     print_fields(fields)
 
 
@@ -84,6 +94,13 @@ def result(
         float,
         typer.Option(min=0, metavar="SECONDS", help="Maximum time to wait for the task to end."),
     ] = 0,
+    codec: Annotated[
+        str | None,
+        option(
+            "Registry of tasks, or worker, whose codec decodes the result, for example shop.tasks:tasks.",
+            metavar="MODULE:ATTR",
+        ),
+    ] = None,
     server: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
@@ -95,15 +112,28 @@ def result(
             raise await _unknown(backend, key, task_id, NoResult)
         return task_status, text
 
+    encoding = None if codec is None else _encoding(codec, key)
     task_status, text = with_backend(server, read)
     if text is None:
         why = f"state: {task_status.state.value}"
         if task_status.state.live:
             why += f", still after {wait:g} s" if wait else "; wait for its end with --wait SECONDS"
         if task_status.error:
-            why += f", error: {task_status.error}"
+            why += f", error: {readable_error(encoding, task_status.error)}"
         raise NoResult(f"task {task_id!r} in queue {key!r} has no stored result ({why})")
+    if codec is not None:
+        text = decoded_result(encoding, text)
+    elif (encoded := shown_in_place(text)) is not None:
+        note(f"the result is {encoded}: decode it with --codec MODULE:ATTR")
     print_json({"key": key, "task_id": task_id, "result": Raw(text)} if as_json else Raw(text))
+
+
+def _encoding(target: str, key: str) -> Encoding | None:
+    """Return what encodes the results of a queue, by a registry or a worker. Raises `ConfigurationError`."""
+    functions = [each for each in load_worker(target).functions if each.queue == key]
+    if not functions:
+        raise ConfigurationError(f"--codec: {target} has no task of the queue {key!r}")
+    return next((each.encoding for each in functions if each.encoding is not None), None)
 
 
 def reschedule(

@@ -17,10 +17,10 @@ from pydantic_core import PydanticSerializationError, to_json
 from typing_extensions import TypedDict, is_typeddict
 
 from taskqueue_core.application.call import OPTIONS
-from taskqueue_core.application.codec import Codec, bytes_fault, describe
 from taskqueue_core.application.context import Context
 from taskqueue_core.application.dependencies import dependencies_of
 from taskqueue_core.application.errors import InvalidArguments
+from taskqueue_core.application.json_codec import JsonCodec, bytes_fault, describe
 from taskqueue_core.application.type_errors import annotation_error, handler_error, without_mark
 from taskqueue_core.errors import InvalidInput, TaskQueueError, TooLarge
 from taskqueue_core.limits import LIMITS, check_digits, check_encoded, check_json
@@ -109,14 +109,16 @@ class Arguments(_Payload):
         except (PydanticUserError, TypeError, NameError) as error:
             raise annotation_error(function, fields, error) from error
 
-    def write(self, task: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        """Encode arguments as a payload. ``task``: the name of the task, for errors.
+    def write(
+        self, task: str, args: tuple[Any, ...], kwargs: dict[str, Any], limit: str = "payload"
+    ) -> bytes:
+        """Encode arguments as a payload. ``task``: the name of the task, for errors; ``limit``: the name of the limit.
 
         Raises `InvalidArguments` if they do not match the parameters or have no JSON, and `TooLarge`.
         """
         values = self.bind(task, args, kwargs)
         try:
-            return _encode(task, self._by_name, values, values)
+            return _encode(task, self._by_name, values, values, limit)
         except InvalidArguments as error:
             raise _invalid(task, error.got + self._hint(values)) from None
 
@@ -137,7 +139,7 @@ class Arguments(_Payload):
     def accepts(self, name: str, value: Any) -> bool:
         """Return whether a value is allowed as an argument."""
         try:
-            Codec(without_mark(self.fields.get(name, Any))).validator.validate_python(value)
+            JsonCodec(without_mark(self.fields.get(name, Any))).validator.validate_python(value)
         except ValidationError:
             return False
         return True
@@ -242,11 +244,13 @@ class BatchArguments(_Payload):
             [inspect.Parameter(payloads[0], inspect.Parameter.POSITIONAL_OR_KEYWORD)]
         )
         try:
-            self._codec = Codec(item)
+            self._codec = JsonCodec(item)
         except (PydanticUserError, TypeError, NameError) as error:
             raise annotation_error(function, {payloads[0]: item}, error) from error
 
-    def write(self, task: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    def write(
+        self, task: str, args: tuple[Any, ...], kwargs: dict[str, Any], limit: str = "payload"
+    ) -> bytes:
         """Encode a list with the payload of one task. Raises `InvalidArguments` and `TooLarge`."""
         try:
             (items,) = self.signature.bind(*args, **kwargs).arguments.values()
@@ -256,7 +260,7 @@ class BatchArguments(_Payload):
             raise _invalid(
                 task, f"{self._payloads} must be a list with one item: each task has one payload"
             )
-        return _encode(task, self._codec, items[0], {self._payloads: items[0]})
+        return _encode(task, self._codec, items[0], {self._payloads: items[0]}, limit)
 
     def schema(self) -> dict[str, Any]:
         """Return the JSON Schema of the payloads."""
@@ -278,16 +282,18 @@ def _invalid(task: str, faults: str) -> InvalidArguments:
     return InvalidArguments(task, faults, "what the signature of its function allows")
 
 
-def _encode(task: str, codec: Codec, value: Any, arguments: Mapping[str, Any]) -> bytes:
+def _encode(
+    task: str, codec: JsonCodec, value: Any, arguments: Mapping[str, Any], limit: str
+) -> bytes:
     """Encode a value. ``arguments``: the same by parameter, for the error."""
     try:
         text = codec.serializer.to_json(codec.validator.validate_python(value), by_alias=True)
         check_digits("arguments", text)
         # `count` is faster than `in`. These words are no JSON, unless they are part of a text.
         if text.count(b"NaN") or text.count(b"Infinity"):
-            check_json("arguments", text, "payload")
+            check_json("arguments", text, limit)
         else:
-            check_encoded("arguments", text, "payload")
+            check_encoded("arguments", text, limit)
     except ValidationError as error:
         raise _invalid(task, describe(error, codec)) from None
     except TooLarge:
@@ -303,7 +309,7 @@ def _without_json(arguments: Mapping[str, Any]) -> str:
         try:
             text = to_json({name: value}, inf_nan_mode="constants", bytes_mode="base64")
             check_digits(name, text)
-            check_json(name, text, "payload")
+            check_json(name, text, "decoded")
         except InvalidInput as error:
             if "not JSON" in error.got:
                 return f"{name} has NaN or an infinity, which JSON cannot express"
@@ -361,15 +367,15 @@ def handler_signature(function: Callable[..., Any]) -> inspect.Signature:
         raise handler_error(function, f"its signature cannot be read: {error}") from error
 
 
-def _by_name(fields: dict[str, Any], *, allow_extra: bool) -> Codec:
+def _by_name(fields: dict[str, Any], *, allow_extra: bool) -> JsonCodec:
     shape = cast("Any", TypedDict)("Arguments", fields)
     shape.__pydantic_config__ = ConfigDict(extra="allow" if allow_extra else "forbid")
-    return Codec(shape, fields)
+    return JsonCodec(shape, fields)
 
 
-def _single_parameter(fields: dict[str, Any]) -> tuple[str, Codec]:
+def _single_parameter(fields: dict[str, Any]) -> tuple[str, JsonCodec]:
     ((name, kind),) = fields.items()
-    return name, Codec(without_mark(kind))
+    return name, JsonCodec(without_mark(kind))
 
 
 def _is_record(kind: Any) -> bool:

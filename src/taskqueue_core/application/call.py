@@ -10,6 +10,7 @@ from msgspec import Raw
 from typing_extensions import Unpack
 
 from taskqueue_core.application.context import Context
+from taskqueue_core.application.encoding import Encoding
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import duration
 from taskqueue_core.queue import PublishOptions, Queue
@@ -50,6 +51,10 @@ class DeclaredTask(Protocol[R_co]):
     def headers(self) -> Mapping[str, str]:
         """The headers with which the task is published."""
 
+    @property
+    def encoding(self) -> Encoding | None:
+        """What encodes its payloads, results and errors, if its registry has a codec."""
+
     def using(self, **options: Unpack[CallOptions]) -> DeclaredTask[R_co]:
         """Return a copy with other options."""
 
@@ -64,7 +69,7 @@ class DeclaredTask(Protocol[R_co]):
 
 
 class Call(Generic[R_co]):
-    """A declared task with its arguments and options, ready to be published.
+    """A declared task with its arguments and options, ready to be published. `payload` is not encoded by a codec.
 
     >>> calls = [resize.call(name) for name in names]
     >>> len(await tasks.publish_many(calls))
@@ -125,9 +130,13 @@ class Call(Generic[R_co]):
             options["expires_in"] = duration("expires_in", options["expires_in"])
         options["headers"] = {**(options.get("headers") or {}), **self.function.headers}
         options["unique"] = self.function.unique_key(self.payload, self.instants)
+        payload, encoding = self.payload, self.function.encoding
+        if encoding is not None:
+            payload = encoding.template(payload, instants=bool(self.instants))
+            options["content_digest"] = encoding.content_digest("", self.payload)
         return TaskTemplate(
             key=self.function.queue,
-            payload=Raw(self.payload),
+            payload=Raw(payload),
             instants=dict(self.instants),
             **options,
         )

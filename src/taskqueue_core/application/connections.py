@@ -14,6 +14,8 @@ from contextlib import (
 from typing import Self
 
 from taskqueue_core.application.call import Middleware
+from taskqueue_core.application.codecs import AnyCodec
+from taskqueue_core.application.encoding import Encoding
 from taskqueue_core.application.errors import NotConnected
 from taskqueue_core.application.handler_scope import HANDLER_SCOPE
 from taskqueue_core.backend import Backend
@@ -36,10 +38,15 @@ _ONLY_BLOCKING = (
 
 
 class Connections:
-    """The open connections and the middleware of a registry, and of the registries that include it."""
+    """The open connections, the middleware and the codec of a registry, and of the registries that include it."""
 
-    def __init__(self, middleware: Sequence[Middleware] = ()) -> None:
-        """Create a registry without connections. Raises `ConfigurationError` if ``middleware`` is not such."""
+    def __init__(
+        self, middleware: Sequence[Middleware] = (), codec: AnyCodec | None = None
+    ) -> None:
+        """Create a registry without connections.
+
+        Raises `ConfigurationError` if ``middleware`` or ``codec`` is not such.
+        """
         for each in middleware:
             if isinstance(each, type) or not all(
                 inspect.iscoroutinefunction(getattr(each, name, None))
@@ -51,6 +58,8 @@ class Connections:
                     "methods publish and run are async"
                 )
         self._middleware = tuple(middleware)
+        self.encoding = None if codec is None else Encoding(codec)
+        """what encodes payloads, results and errors; ``None`` without a codec"""
         self._parents: list[Self] = []
         self._queues: list[tuple[Queue, SyncQueue]] = []
         self._sync_queues: list[SyncQueue] = []

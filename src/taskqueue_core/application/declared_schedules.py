@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
+from msgspec.structs import replace
 
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import has
@@ -118,7 +119,17 @@ def _change(
         return ScheduleChange.CREATED
     if found.declared_by != registry.owner and found.problem is None:
         return ScheduleChange.KEPT
-    return None if found.schedule == schedule else ScheduleChange.CHANGED
+    same = found.schedule is not None and _is_same(found.schedule, schedule)
+    return None if same else ScheduleChange.CHANGED
+
+
+def _is_same(stored: Schedule, declared: Schedule) -> bool:
+    """Return whether two schedules are equal. A codec encodes equal contents differently each time."""
+    digest = declared.task.content_digest
+    if digest is not None and digest == stored.task.content_digest:
+        payload = stored.task.payload
+        declared = replace(declared, call=replace(declared.task, payload=payload))
+    return stored == declared
 
 
 async def _undeclared(queue: Queue, registry: DeclaredSchedules) -> AsyncIterator[ScheduleStatus]:

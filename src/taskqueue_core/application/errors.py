@@ -13,6 +13,7 @@
     ├── UnknownTask            the task was never published, or its record was deleted
     ├── WouldBlock             a handler that waits for a task would wait for ever, or block a thread or a process
     ├── InvalidResult          a result does not match the return annotation of its task
+    ├── Undecodable            what a codec has encoded cannot be decoded here
     └── InvalidInput
         └── InvalidArguments   the arguments of a publish do not match the parameters of the task
 """
@@ -31,6 +32,7 @@ __all__ = [
     "TaskDiscarded",
     "TaskExpired",
     "TaskFailed",
+    "Undecodable",
     "UnknownTask",
     "WouldBlock",
 ]
@@ -208,3 +210,19 @@ class InvalidResult(TaskQueueError):
     """
 
     code = "invalid_result"
+
+
+class Undecodable(TaskQueueError):
+    """What a codec has encoded cannot be decoded: its key or codec is missing here, or the data is damaged.
+
+    A worker puts such a task off by a minute, up to ten times, and then makes it a dead letter with the reason
+    ``undecodable``.
+
+    >>> try:
+    ...     Zlib().decode(b"damaged", None)
+    ... except Undecodable as error:
+    ...     print(error)
+    the data is damaged: ...
+    """
+
+    code = "undecodable"

@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager, nullcontext, suppress
 from datetime import datetime, timedelta
 from typing import Any, Generic, NoReturn, TypeVar
 
+from msgspec.structs import replace
 from pydantic import ValidationError
 
+from taskqueue_core.application.encoding import Encoding, readable_error
 from taskqueue_core.application.errors import (
     InvalidResult,
     ResultGone,
@@ -18,6 +20,7 @@ from taskqueue_core.application.errors import (
     TaskDiscarded,
     TaskExpired,
     TaskFailed,
+    Undecodable,
     UnknownTask,
 )
 from taskqueue_core.application.handler_scope import HANDLER_SCOPE
@@ -57,7 +60,7 @@ class Handle(Generic[R_co]):
     {'width': 320}
     """
 
-    __slots__ = ("_queue", "_read", "confirmation", "id", "key")
+    __slots__ = ("_encoding", "_queue", "_read", "confirmation", "id", "key")
 
     def __init__(
         self,
@@ -66,8 +69,10 @@ class Handle(Generic[R_co]):
         queue: Queue,
         read: Callable[[bytes], R_co],
         confirmation: Confirmation | None = None,
+        *,
+        encoding: Encoding | None = None,
     ) -> None:
-        """Create a handle. ``read`` decodes the result."""
+        """Create a handle. ``read`` decodes the result, ``encoding`` the texts of errors."""
         self.key = key
         """name of the queue"""
         self.id = task_id
@@ -76,6 +81,7 @@ class Handle(Generic[R_co]):
         """the answer of the store to the publish; ``None`` if the task was published elsewhere"""
         self._queue = queue
         self._read = read
+        self._encoding = encoding
 
     def __repr__(self) -> str:
         return f"<handle of task {self.id} of {self.key}>"
@@ -85,7 +91,8 @@ class Handle(Generic[R_co]):
 
         >>> status = await handle.status()
         """
-        return await self._queue.status(self.key, self.id)
+        status = await self._queue.status(self.key, self.id)
+        return None if status is None else self._readable(status)
 
     async def cancel(self) -> bool:
         """End the task as cancelled; if it is running, its handler is stopped. Return False if it had ended before.
@@ -136,7 +143,7 @@ class Handle(Generic[R_co]):
                 f"task {self.id} of {self.key} is unknown: it was never published, or its record was deleted"
             )
         if status.state is not State.DONE:
-            self._raise(status)
+            self._raise(self._readable(status))
         (text,) = await control_of(self._queue.backend).results(self.key, self.id)
         return self._decode(text)
 
@@ -169,6 +176,8 @@ class Handle(Generic[R_co]):
     def _decode(self, text: bytes | None) -> R_co:
         try:
             return self._read(b"null" if text is None else text)
+        except Undecodable as error:
+            raise Undecodable(f"the result of task {self.id} of {self.key}: {error}") from None
         except ValidationError as error:
             if text is None:
                 raise ResultGone(
@@ -178,6 +187,14 @@ class Handle(Generic[R_co]):
             raise InvalidResult(
                 f"the result of task {self.id} of {self.key} does not match the return annotation: {kinds}"
             ) from None
+
+    def _readable(self, status: TaskStatus) -> TaskStatus:
+        """Return a status with decoded texts of errors."""
+        failure = status.last_failure
+        if failure is not None:
+            failure = replace(failure, error=readable_error(self._encoding, failure.error))
+        error = status.error and readable_error(self._encoding, status.error)
+        return replace(status, error=error, last_failure=failure)
 
     def _raise(self, status: TaskStatus) -> NoReturn:
         state = status.state

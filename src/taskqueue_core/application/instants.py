@@ -23,7 +23,11 @@ _ALLOWED = "Instant for a parameter that is a datetime, a number or text"
 
 
 def write_with_instants(
-    arguments: Arguments | BatchArguments, task: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    arguments: Arguments | BatchArguments,
+    task: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    limit: str,
 ) -> tuple[bytes, Mapping[str, InstantForm]]:
     """Encode arguments without those that are `Instant`, and return the forms of these by their names.
 
@@ -43,7 +47,9 @@ def write_with_instants(
                 break
         else:
             raise InvalidArguments(task, f"{name} cannot be an instant", _ALLOWED)
-    members = msgspec.json.decode(arguments.write(task, (), bound), type=dict[str, msgspec.Raw])
+    members = msgspec.json.decode(
+        arguments.write(task, (), bound, limit), type=dict[str, msgspec.Raw]
+    )
     if missing := forms.keys() - members.keys():
         raise InvalidArguments(task, f"{min(missing)} has another name in JSON", _ALLOWED)
     for name in forms:

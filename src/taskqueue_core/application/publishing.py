@@ -40,7 +40,14 @@ async def publish_calls(queue: Queue, calls: Sequence[Call[Any]], wait: float) -
         tasks = [await call.task(queue) for call in calls]
         confirmations = await queue.publish_many(tasks, wait=wait)
     return [
-        Handle(each.key, handled_id(each), queue, call.function.read_result, each)
+        Handle(
+            each.key,
+            handled_id(each),
+            queue,
+            call.function.read_result,
+            each,
+            encoding=call.function.encoding,
+        )
         for call, each in zip(calls, confirmations, strict=True)
     ]
 

@@ -11,9 +11,11 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 from taskqueue_core.application.applying import Applied, apply_declarations
 from taskqueue_core.application.call import Call, Middleware
+from taskqueue_core.application.codecs import AnyCodec
 from taskqueue_core.application.connections import Connections
 from taskqueue_core.application.context import Context
 from taskqueue_core.application.declared_schedules import DeclaredSchedules
+from taskqueue_core.application.encoding import demand_codec
 from taskqueue_core.application.errors import InvalidArguments
 from taskqueue_core.application.handles import Handle, SyncHandle
 from taskqueue_core.application.lifespan import LifespanFunction, checked_lifespan
@@ -26,8 +28,9 @@ from taskqueue_core.application.publishing import checked_calls, publish_calls
 from taskqueue_core.application.rules import ErrorRules
 from taskqueue_core.application.task_decorator import TaskDecorator
 from taskqueue_core.application.task_function import TaskFunction, TaskOptions, location_of, name_of
+from taskqueue_core.application.type_errors import check_declared_name
 from taskqueue_core.errors import ConfigurationError, InvalidInput
-from taskqueue_core.limits import check_name, kind_of
+from taskqueue_core.limits import kind_of
 from taskqueue_core.policy_model import nearest_first
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.schedules import Cron, Every, Schedule
@@ -42,7 +45,8 @@ class Tasks(Connections):
     """A registry of declared tasks. Publishers, workers, tests and the command line import it.
 
     ``prefix`` is put before the name of each task. ``middleware`` is called around each publish and each run of them,
-    and of the tasks of registries that this one includes; the first is the outermost.
+    and of the tasks of registries that this one includes; the first is the outermost. ``codec`` encodes the payloads,
+    results and error texts of the tasks of this registry, for example encrypts them: see docs/codecs.md.
 
     >>> tasks = Tasks(prefix="shop.")
     >>> @tasks.task
@@ -50,18 +54,23 @@ class Tasks(Connections):
     ...     return {"width": width}
     """
 
-    def __init__(self, *, prefix: str = "", middleware: Sequence[Middleware] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        prefix: str = "",
+        codec: AnyCodec | None = None,
+        middleware: Sequence[Middleware] = (),
+    ) -> None:
         """Create an empty registry.
 
-        Raises `ConfigurationError` if a name cannot begin with ``prefix``, or ``middleware`` is not such.
+        Raises `ConfigurationError` if a name cannot begin with ``prefix``, or ``codec`` or ``middleware`` is not such.
         """
         if not isinstance(prefix, str):
             raise ConfigurationError(
                 f"prefix: got a {type(prefix).__name__}; expected text, such as 'shop.'"
             )
-        if prefix:
-            _check_name(prefix + "x", "prefix")
-        super().__init__(middleware)
+        check_declared_name(prefix + "x", "prefix")
+        super().__init__(middleware, codec)
         self._prefix = prefix
         self._functions: dict[str, TaskFunction[..., Any]] = {}
         self._schedules: dict[str, Schedule] = {}
@@ -185,9 +194,9 @@ class Tasks(Connections):
         if isinstance(function, TaskFunction):  # a task of another registry
             function = function.function
         whole = self._prefix + (name_of(function) if name is None else name)
-        _check_name(whole, "name of the task")
+        check_declared_name(whole, "name of the task")
         if queue is not None:
-            _check_name(queue, "queue")
+            check_declared_name(queue, "queue")
         if options.batch and queue not in (None, whole):
             raise ConfigurationError(
                 f"the task {whole!r} shares the queue {queue!r}, so it cannot handle batches: give it its own queue"
@@ -318,8 +327,8 @@ class Tasks(Connections):
     def include(self, *others: Tasks) -> None:
         """Add the tasks and schedules of other registries, also those that are declared there later.
 
-        They are published through the connection of this registry, unless theirs has one. Raises `ConfigurationError`
-        if a name is taken.
+        They are published through the connection of this registry, unless theirs has one. Each registry has its own
+        codec. Raises `ConfigurationError` if a name is taken, or this registry has a codec and another one has none.
 
         >>> mail, images = Tasks(prefix="mail."), Tasks(prefix="images.")
         >>> tasks.include(mail, images)
@@ -333,6 +342,7 @@ class Tasks(Connections):
                 raise ConfigurationError("a registry cannot include itself")
             if other in self._included:
                 continue
+            demand_codec(self.encoding, other.encoding, other._prefix)  # noqa: SLF001 - as below
             for function in other._functions.values():  # noqa: SLF001 - an attribute of the same class
                 self._register(function)
             for schedule in other._schedules.values():  # noqa: SLF001 - as above
@@ -391,10 +401,3 @@ class Tasks(Connections):
         queue = self.sync_queue()
         handles = queue.run(publish_calls(queue.queue, checked_calls(calls), wait))
         return [SyncHandle(queue, handle) for handle in handles]
-
-
-def _check_name(name: str, what: str) -> None:
-    try:
-        check_name(what, name)
-    except InvalidInput as error:
-        raise ConfigurationError(str(error)) from error

@@ -11,8 +11,8 @@ from pydantic import BaseModel, PydanticUserError, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from taskqueue_core.application.arguments import handler_signature
-from taskqueue_core.application.codec import Codec, bytes_fault, describe
 from taskqueue_core.application.errors import InvalidResult
+from taskqueue_core.application.json_codec import JsonCodec, bytes_fault, describe
 from taskqueue_core.application.type_errors import annotation_error
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.json_text import encode_json
@@ -35,20 +35,20 @@ class Results:
         annotation = handler_signature(function).return_annotation
         try:
             kind = _result_type(_item_type(annotation) if batch else annotation)
-            self._codec = Codec(kind)
+            self._codec = JsonCodec(kind)
         except (PydanticUserError, TypeError, NameError) as error:
             raise annotation_error(function, {None: annotation}, error) from error
         self._is_any = kind in (Any, object)
         self.optional = self._is_any or self._accepts_none()
         """whether ``None`` is a result"""
 
-    def write(self, value: object) -> bytes:
-        """Encode a result as JSON text.
+    def write(self, value: object, limit: str = "payload") -> bytes:
+        """Encode a result as JSON text. ``limit``: the name of the limit on its size.
 
         Raises `InvalidResult` if it does not match the annotation, and `InvalidInput` if it has no equivalent in JSON.
         """
         if self._is_any:
-            return encode_json("result", _to_builtins(value))
+            return encode_json("result", _to_builtins(value), limit)
         try:
             codec = self._codec
             text = codec.serializer.to_json(codec.validator.validate_python(value), by_alias=True)
@@ -64,7 +64,7 @@ class Results:
             ) from error
         # `count` is faster than `in`. These words are no JSON, unless they are part of a text.
         check = check_json if text.count(b"NaN") or text.count(b"Infinity") else check_encoded
-        check("result", text, "payload")
+        check("result", text, limit)
         check_digits("result", text)
         return text
 

@@ -15,6 +15,12 @@ from typing_extensions import TypeVar, Unpack
 from taskqueue_core.application.arguments import Arguments, BatchArguments
 from taskqueue_core.application.call import OPTIONS, Call, CallOptions, Middleware
 from taskqueue_core.application.connections import Connections
+from taskqueue_core.application.encoding import (
+    CODEC_HEADER,
+    Encoding,
+    decoded_payload,
+    decoded_result,
+)
 from taskqueue_core.application.errors import InvalidArguments
 from taskqueue_core.application.handles import Handle, SyncHandle, handled_id
 from taskqueue_core.application.instants import write_with_instants
@@ -26,10 +32,11 @@ from taskqueue_core.application.unique_work import UniqueWork
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import LIMITS, check_number, kind_of
 from taskqueue_core.policy_model import nearest_first
+from taskqueue_core.protocol.frames import WireTask
 from taskqueue_core.queue import PublishOptions, Queue, stored
 from taskqueue_core.schedules import is_instant
-from taskqueue_core.tasks import DEFAULT_PRIORITY, Task, checked_task, new_id
-from taskqueue_core.uniqueness import Unique, UniqueKey
+from taskqueue_core.tasks import DEFAULT_PRIORITY, Confirmation, Task, checked_task, new_id
+from taskqueue_core.uniqueness import Unique, UniqueKey, sha256
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -181,7 +188,7 @@ class TaskFunction(Generic[P, R_co, C_co]):
 
         >>> handle = await resize.publish("cat.png", width=320)
         """
-        text = self.arguments.write(self.name, args, kwargs)
+        text = self._write(args, kwargs)
         queue = self.registry.queue(self.changes.get("on"), self.name)
         if self.middleware:
             (handle,) = await publish_calls(queue, [Call(self, text)], self.changes.get("wait", 0))
@@ -191,7 +198,7 @@ class TaskFunction(Generic[P, R_co, C_co]):
         task = await self.task(queue, text)
         (confirmation,) = await queue.publish_many([task], wait=self.changes.get("wait", 0))
         stored(confirmation)
-        return Handle(self.queue, handled_id(confirmation), queue, self.read_result, confirmation)
+        return self._handle(queue, handled_id(confirmation), confirmation)
 
     def publish_sync(self, *args: P.args, **kwargs: P.kwargs) -> SyncHandle[R_co]:
         """Publish the task from code without an event loop, as `publish` does; ``connect_sync`` opens the connection.
@@ -211,8 +218,10 @@ class TaskFunction(Generic[P, R_co, C_co]):
         >>> handles = await tasks.publish_many(resize.call(name) for name in names)
         """
         if any(map(is_instant, (*args, *kwargs.values()))):
-            return Call(self, *write_with_instants(self.arguments, self.name, args, kwargs))
-        return Call(self, self.arguments.write(self.name, args, kwargs))
+            return Call(
+                self, *write_with_instants(self.arguments, self.name, args, kwargs, self._limit)
+            )
+        return Call(self, self._write(args, kwargs))
 
     def handle(self, task_id: str) -> Handle[R_co]:
         """Return the handle of a task that was published elsewhere. Raises `NotConnected`.
@@ -220,12 +229,7 @@ class TaskFunction(Generic[P, R_co, C_co]):
         >>> await resize.handle("cat-320").result(timeout=30)
         {'width': 320}
         """
-        return Handle(
-            self.queue,
-            task_id,
-            self.registry.queue(self.changes.get("on"), self.name),
-            self.read_result,
-        )
+        return self._handle(self.registry.queue(self.changes.get("on"), self.name), task_id)
 
     def handle_sync(self, task_id: str) -> SyncHandle[R_co]:
         """Return the handle of a task that was published elsewhere, for code without an event loop.
@@ -234,7 +238,21 @@ class TaskFunction(Generic[P, R_co, C_co]):
         {'width': 320}
         """
         queue = self.registry.sync_queue(self.changes.get("on"), self.name)
-        return SyncHandle(queue, Handle(self.queue, task_id, queue.queue, self.read_result))
+        return SyncHandle(queue, self._handle(queue.queue, task_id))
+
+    def _handle(
+        self, queue: Queue, task_id: str, confirmation: Confirmation | None = None
+    ) -> Handle[R_co]:
+        return Handle(
+            self.queue, task_id, queue, self.read_result, confirmation, encoding=self.encoding
+        )
+
+    @property
+    def _limit(self) -> str:
+        return "payload" if self.encoding is None else "decoded"
+
+    def _write(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        return self.arguments.write(self.name, args, kwargs, self._limit)
 
     async def task(self, queue: Queue, text: bytes) -> Task:
         """Return the task to publish. ``text``: the arguments as JSON text. Raises `InvalidInput`."""
@@ -244,11 +262,16 @@ class TaskFunction(Generic[P, R_co, C_co]):
             options["unique"] = self.unique_key(text)
             if given := options.get("headers"):
                 options["headers"] = {**given, **self.headers}
-                return await queue.task_of(self.queue, text, cast("PublishOptions", options))
+                if self.encoding is None:  # headers of an encoded task were copied
+                    options["headers"].pop(CODEC_HEADER, None)
             task = await queue.task_of(self.queue, text, cast("PublishOptions", options))
         else:
             task = checked_task(self.queue, new_id(), DEFAULT_PRIORITY, text)
-        set_field(task, "headers", {**self.headers})  # these headers need no check
+        if not task.headers:
+            set_field(task, "headers", {**self.headers})  # these headers need no check
+        if self.encoding is not None:
+            set_field(task, "payload", self.encoding.payload(text))
+            set_field(task, "content_digest", self.encoding.content_digest(task.id, text))
         return task
 
     def unique_key(self, text: bytes, instants: Collection[str] = ()) -> UniqueKey | None:
@@ -258,13 +281,20 @@ class TaskFunction(Generic[P, R_co, C_co]):
         """
         unique = self.changes.get("unique", self.options.unique)
         if isinstance(unique, Unique):
-            return self._work.key(unique, text, self.changes.get("tenant"), instants)
+            digest = sha256 if self.encoding is None else self.encoding.digest
+            tenant = self.changes.get("tenant")
+            return self._work.key(unique, text, tenant, instants, digest)
         return unique
 
     @property
     def middleware(self) -> tuple[Middleware, ...]:
         """The middleware of its registry, and before it that of the registries that include it."""
         return self.registry.middleware
+
+    @property
+    def encoding(self) -> Encoding | None:
+        """What encodes its payloads, results and errors: the codec of its registry."""
+        return self.registry.encoding
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -274,6 +304,8 @@ class TaskFunction(Generic[P, R_co, C_co]):
             headers |= {} if self.queue == self.name else {TASK_HEADER: self.name}
             if fingerprint := self.arguments.fingerprint:
                 headers[SCHEMA_HEADER] = fingerprint
+            if self.encoding is not None:
+                headers[CODEC_HEADER] = self.encoding.header
         return headers
 
     def schema(self) -> dict[str, Any]:
@@ -292,9 +324,16 @@ class TaskFunction(Generic[P, R_co, C_co]):
     def read_result(self, text: bytes) -> R_co:
         """Decode a result by the return annotation of the function; if that handles batches, by that of its list.
 
-        Raises pydantic's ``ValidationError``.
+        Raises pydantic's ``ValidationError``, and `Undecodable`.
         """
-        return cast("R_co", self.results.read(text))
+        return cast("R_co", self.results.read(decoded_result(self.encoding, text)))
+
+    def read(self, task: Task | WireTask) -> Any:
+        """Decode the payload of a task. Raises `InvalidPayload` and `Undecodable`."""
+        payload = bytes(task.payload)
+        if task.headers:
+            payload = decoded_payload(self.encoding, task.headers, payload)
+        return self.arguments.read(payload)
 
 
 def _is_async(name: str, function: Callable[..., Any]) -> bool:

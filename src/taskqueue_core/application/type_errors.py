@@ -8,8 +8,17 @@ from typing import Any, NotRequired, get_args, get_origin
 from pydantic import PydanticUserError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnnotation
 
-from taskqueue_core.application.codec import Codec
-from taskqueue_core.errors import ConfigurationError
+from taskqueue_core.application.json_codec import JsonCodec
+from taskqueue_core.errors import ConfigurationError, InvalidInput
+from taskqueue_core.limits import check_name
+
+
+def check_declared_name(name: str, what: str) -> None:
+    """Raise `ConfigurationError` for a name that is not allowed. ``what`` it is the name of."""
+    try:
+        check_name(what, name)
+    except InvalidInput as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def annotation_error(
@@ -20,7 +29,7 @@ def annotation_error(
         kind = without_mark(annotation)
         subject = "its result" if name is None else f"parameter {name!r}"
         try:
-            Codec(kind)
+            JsonCodec(kind)
         except PydanticUndefinedAnnotation as unknown:
             return handler_error(
                 function,
@@ -45,7 +54,7 @@ def schema_error(task: str, fields: Mapping[str, Any], error: Exception) -> Conf
     """Return the error for parameters without a JSON Schema, of which at least one has a type without one."""
     for name, kind in fields.items():
         try:
-            Codec(without_mark(kind)).adapter.json_schema()
+            JsonCodec(without_mark(kind)).adapter.json_schema()
         except PydanticUserError:
             return ConfigurationError(
                 f"the task {task!r} has no JSON Schema, because the type {_shown(kind)} of its parameter {name!r} has "

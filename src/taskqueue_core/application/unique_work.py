@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
@@ -13,7 +13,7 @@ from pydantic_core import PydanticSerializationError
 
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.policy_model import nearest_first
-from taskqueue_core.uniqueness import Unique, UniqueKey
+from taskqueue_core.uniqueness import Unique, UniqueKey, sha256
 
 _ANYTHING = TypeAdapter(Any)
 
@@ -46,11 +46,17 @@ class UniqueWork:
                 )
 
     def key(
-        self, unique: Unique, text: bytes, tenant: str | None, instants: Collection[str] = ()
+        self,
+        unique: Unique,
+        text: bytes,
+        tenant: str | None,
+        instants: Collection[str] = (),
+        digest: Callable[[bytes], bytes] = sha256,
     ) -> UniqueKey:
         """Return the unique key of a call; an argument that is not given counts as its default.
 
-        Raises `InvalidInput` if the key depends on one of the arguments ``instants``, which are not known yet.
+        ``digest`` is that of a codec. Raises `InvalidInput` if the key depends on one of the arguments ``instants``, which
+        are not known yet.
         """
         if instants and (unique.by == "all" or not set(instants).isdisjoint(unique.by)):
             raise InvalidInput(
@@ -62,7 +68,7 @@ class UniqueWork:
         arguments = json.loads(text)
         if not self._batch:
             arguments = {**self._defaults, **arguments}
-        return unique.key(self._name, arguments, tenant)
+        return unique.key(self._name, arguments, tenant, digest)
 
 
 def _in_json(default: Any) -> Any:

@@ -69,7 +69,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
     counted: bool = False
     """whether the task counts against the queue's capacity"""
     digest: bytes | None = None
-    """digest of the payload by which the id is recognised, if that is another one than the task's"""
+    """digest of the content by which the id is recognised, if that is another one than the task's"""
     published_at: float = 0.0
     """time of the publish that stored the task, if the task has a unique key"""
     replaced: str | None = None
@@ -100,15 +100,16 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         """
         if self.ended and now >= self.updated_at + window:
             return None
-        if not self.is_of(task.payload):
+        if not self.is_of(task):
             return Published.CONFLICT
         return Published.DUPLICATE if self.replaced is None else Published.REPLACED
 
-    def is_of(self, payload: bytes) -> bool:
-        """Return whether the task was published with this payload, even if only a digest of the payload is kept."""
-        if self.digest is None:
-            return self.task.payload == payload
-        return self.digest == digest_of(payload)
+    def is_of(self, task: Task) -> bool:
+        """Return whether the task was published with the content of ``task``, even if only a digest of it is kept."""
+        own, other = self.task.content_digest, task.content_digest
+        if self.digest is None and own is None and other is None:
+            return self.task.payload == task.payload
+        return (self.digest or digest_of(self.task)) == digest_of(task)
 
     def holds(self, now: float) -> bool:
         """Return whether the task holds its unique key."""
@@ -137,7 +138,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
 
         The caller updates the state and its indexes.
         """
-        self.digest = self.digest or digest_of(self.task.payload)
+        self.digest = self.digest or digest_of(self.task)
         own = self.task
         self.task = msgspec.structs.replace(task, id=own.id, after=own.after, batch=own.batch)
 
@@ -307,9 +308,9 @@ def error_of(state: State, reason: str | None, last_failure: Failure | None) -> 
 E = TypeVar("E", bound=Entry)
 
 
-def digest_of(payload: bytes) -> bytes:
-    """Return the digest of a payload that is kept instead of it."""
-    return blake2b(payload, digest_size=16).digest()
+def digest_of(task: Task) -> bytes:
+    """Return the digest by which the content of a task is recognised: its own, or that of its payload."""
+    return task.content_digest or blake2b(task.payload, digest_size=16).digest()
 
 
 def meet(task: Task, entries: Iterable[E], now: float) -> Confirmation | E | None:

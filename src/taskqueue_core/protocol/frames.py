@@ -188,6 +188,8 @@ class WireTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     not_before: float | None = None
     max_attempts: int | None = None
     unique: UniqueKey | None = None
+    content_digest: bytes | None = None
+    """in base64"""
 
 
 class WireDelivery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -304,6 +306,7 @@ def to_wire_task(task: Task) -> WireTask:
         not_before=task.not_before,
         max_attempts=task.max_attempts,
         unique=task.unique,
+        content_digest=task.content_digest,
     )
 
 

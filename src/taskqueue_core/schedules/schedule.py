@@ -83,6 +83,8 @@ class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """members of the payload, a JSON object, that the instant is written into: as ISO 8601 text, or as Unix seconds"""
     unique: UniqueKey | None = None
     """unique key of the tasks, without a debounce; it takes the place of the key of `Schedule.overlap`"""
+    content_digest: bytes | None = None
+    """digest of the content before it was encoded by a codec, as in `Task`"""
 
     def __post_init__(self) -> None:
         payload: object = self.payload
@@ -129,6 +131,7 @@ class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             max_attempts=self.max_attempts,
             not_before=available if delayed else None,
             deadline=None if self.expires_in is None else available + self.expires_in,
+            content_digest=self.content_digest,
         )
 
     def _payload(self, instant: float) -> bytes:

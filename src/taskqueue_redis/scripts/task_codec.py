@@ -42,6 +42,15 @@ _REPLACED = b"\x03"
 _WIDE_HEAD = 5
 _LONG = 1 << 16
 _CHECKSUM = 4
+_OPTIONAL = (
+    "tenant",
+    "ordering_key",
+    "deadline",
+    "not_before",
+    "max_attempts",
+    "unique",
+    "content_digest",
+)
 _json = msgspec.json.Encoder()
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(dict[str, Any])
@@ -62,6 +71,7 @@ def encode(task: Task) -> bytes:
         and task.unique is None
         and task.after is None
         and task.batch is None
+        and task.content_digest is None
         and not task.headers
     ):
         body = _PLAIN + task.payload
@@ -107,9 +117,9 @@ def _decode_replaced(key: str, task_id: str, priority: int, envelope: bytes) -> 
         raise Corrupt("what the task waits for cannot be read") from error
 
 
-def digest(payload: bytes) -> bytes:
-    """Return the digest of a payload, which shows whether two tasks with the same id have the same payload."""
-    return hashlib.blake2b(payload, digest_size=8).digest()
+def digest(task: Task) -> bytes:
+    """Return the digest of a task, which shows whether two tasks with the same id have the same content."""
+    return hashlib.blake2b(task.content_digest or task.payload, digest_size=8).digest()
 
 
 def unique_fields(task: Task, envelope: bytes) -> bytes:
@@ -135,15 +145,10 @@ def _checksum(body: bytes, task_id: str) -> bytes:
 
 
 def _non_default_fields(task: Task) -> dict[str, Any]:
-    fields = {
-        name: getattr(task, name)
-        for name in ("tenant", "ordering_key", "deadline", "not_before", "max_attempts")
-    }
+    fields = {name: getattr(task, name) for name in _OPTIONAL}
     unusual = {name: value for name, value in fields.items() if value is not None}
     if task.headers:
         unusual["headers"] = task.headers
-    if task.unique is not None:
-        unusual["unique"] = task.unique
     if task.after is not None:
         unusual["after"] = _packed(task.after)
     if task.batch is not None:

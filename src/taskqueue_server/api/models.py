@@ -27,6 +27,7 @@ from taskqueue_core.tasks import (
 from taskqueue_core.uniqueness import Debounce, OnConflict, UniqueKey, Until
 from taskqueue_server.routing.schemas import (
     Attempts,
+    ContentDigest,
     HeadersField,
     Instant,
     Label,
@@ -89,6 +90,8 @@ class TaskIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     delay: Seconds | None = None
     max_attempts: Attempts | None = None
     unique: UniqueIn | None = None
+    content_digest: ContentDigest | None = None
+    """16 to 64 bytes in base64 by which the id is recognised instead of the payload; the same for the same content"""
 
     def to_task(self, now: float, task_id: str | None = None) -> Task:
         """Return the checked task, with the payload's bytes unchanged. Raises `InvalidInput`.
@@ -107,6 +110,7 @@ class TaskIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             not_before=instant(now, "delay", self.delay, "not_before", self.not_before),
             max_attempts=self.max_attempts,
             unique=None if self.unique is None else self.unique.to_key(),
+            content_digest=self.content_digest,
         )
 
 

@@ -19,6 +19,7 @@ from taskqueue_core.tasks import DEFAULT_PRIORITY
 from taskqueue_server.api.models import ConfirmationOut, UniqueIn
 from taskqueue_server.routing.schemas import (
     Attempts,
+    ContentDigest,
     HeadersField,
     Instant,
     Name,
@@ -71,6 +72,7 @@ class TemplateIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     expires_in: Seconds | None = None
     instants: dict[str, InstantForm] = {}
     unique: UniqueIn | None = None
+    content_digest: ContentDigest | None = None
 
 
 class ScheduleBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,6 +7,7 @@ import hashlib
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from http import HTTPStatus
 from importlib.resources import files
 from typing import Any
@@ -18,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from taskqueue_core.application.encoding import readable_error
 from taskqueue_server.context.server import VERSION
 from taskqueue_server.dashboard import formatting
 from taskqueue_server.dashboard.poller import StatsPoller
@@ -106,6 +108,7 @@ _environment.filters.update(
     duration=formatting.duration,
     clock=formatting.clock,
     rate=formatting.rate,
+    readable=partial(readable_error, None),
 )
 _environment.globals.update(static=address, path=path, version=VERSION, parts=formatting.PARTS)
 # Load all templates at import, so that an upgrade of the package cannot mix new templates with old, running code.

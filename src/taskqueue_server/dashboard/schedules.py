@@ -91,7 +91,7 @@ async def _page(
         when=when(status),
         instants=instants,
         outcomes=[(outcome, reason(outcome)) for outcome in reversed(status.recent)],
-        payload=None if template is None else pretty(bytes(template.payload)),
+        payload=None if template is None else pretty(bytes(template.payload), template.headers),
         error=error,
     )
 

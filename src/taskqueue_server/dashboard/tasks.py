@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from contextlib import suppress
+from types import MappingProxyType
 
 import msgspec
 from starlette.responses import Response
 
+from taskqueue_core.application.encoding import shown_in_place
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import State, TaskStatus
@@ -61,7 +64,7 @@ async def _page(
         steps=_steps(statuses),
         result=pretty(result),
         dead_letter=dead_letter,
-        payload=pretty(dead_letter.task.payload) if dead_letter else None,
+        payload=pretty(dead_letter.task.payload, dead_letter.task.headers) if dead_letter else None,
         error=error,
     )
 
@@ -83,10 +86,17 @@ def _steps(status: TaskStatus | None) -> list[tuple[str, str]]:
     ]
 
 
-def pretty(text: bytes | None) -> tuple[str, int] | None:
-    """Return formatted and truncated JSON, and the number of characters cut off; ``None`` for no text."""
+def pretty(
+    text: bytes | None, headers: Mapping[str, str] = MappingProxyType({})
+) -> tuple[str, int] | None:
+    """Return formatted and truncated JSON, and the number of characters cut off; ``None`` for no text.
+
+    ``headers`` are those of the task, if ``text`` is a payload. What a codec has encoded is not shown.
+    """
     if text is None:
         return None
+    if (encoded := shown_in_place(text, headers)) is not None:
+        return encoded, 0
     if len(text) <= 16 * _SHOWN:
         # Text that is not valid JSON, or that is nested too deeply, is shown unchanged.
         with suppress(msgspec.DecodeError, RecursionError):

@@ -35,3 +35,5 @@ Instant = Annotated[float, _meta_of(minimum=0, exclusiveMaximum=END_OF_TIME + 1)
 Seconds = Annotated[float, _meta_of(minimum=0, maximum=CENTURY)]
 Text = Annotated[str, _meta_of(minLength=1, maxLength=LIMITS.text)]
 HeadersField = Annotated[dict[str, str], _meta_of(maxProperties=LIMITS.headers)]
+ContentDigest = Annotated[bytes, _meta_of(minLength=24, maxLength=88)]
+"""16 to 64 bytes, in base64"""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import msgspec
 
 from taskqueue_core.application.arguments import InvalidPayload
-from taskqueue_core.application.errors import TaskFailed
+from taskqueue_core.application.errors import TaskFailed, Undecodable
 from taskqueue_core.capabilities import Control, DeadLetters, Schedules
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.consumer.firing import fire_due
@@ -30,7 +30,7 @@ _ENDS: dict[type[Outcome], End] = {
     Rejected: End.REJECTED,
     HandBack: End.RELEASED,
 }
-_FAULTS = (InvalidPayload.code, INVALID_RESULT)
+_FAULTS = (InvalidPayload.code, INVALID_RESULT, Undecodable.code)
 """reasons of dead letters that the handler did not ask for"""
 
 

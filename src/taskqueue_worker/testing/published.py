@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 
 from taskqueue_core.application.arguments import Arguments, InvalidPayload
-from taskqueue_core.application.errors import InvalidArguments
+from taskqueue_core.application.errors import InvalidArguments, Undecodable
 from taskqueue_core.application.handles import Handle
 from taskqueue_core.application.task_function import TASK_HEADER, TaskFunction
 from taskqueue_core.backend import Publisher
@@ -98,9 +98,11 @@ def published_of(
     """Return the published tasks of one function, in order."""
     return [
         PublishedTask(
-            arguments=_arguments(function, task.payload) or {},
+            arguments=_arguments(function, task) or {},
             task=task,
-            handle=Handle(task.key, task.id, queue, function.read_result),
+            handle=Handle(
+                task.key, task.id, queue, function.read_result, encoding=function.encoding
+            ),
         )
         for task in accepted
         if task.key == function.queue and name_of(task) == function.name
@@ -161,7 +163,7 @@ def call_text(name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _call(task: Task, function: TaskFunction[..., Any] | None) -> str:
-    arguments = None if function is None else _arguments(function, task.payload)
+    arguments = None if function is None else _arguments(function, task)
     if arguments is None:
         return f"{name_of(task)} {_short.repr(bytes(task.payload).decode())}"
     return call_text(name_of(task), arguments)
@@ -194,8 +196,8 @@ def _cut(text: str) -> str:
     return text if len(text) <= _short.maxstring else text[: _short.maxstring] + "..."
 
 
-def _arguments(function: TaskFunction[..., Any], payload: bytes) -> dict[str, Any] | None:
-    """Return the arguments in a payload, defaults included; ``None`` if it does not fit the parameters."""
+def _arguments(function: TaskFunction[..., Any], task: Task) -> dict[str, Any] | None:
+    """Return the arguments of a task, defaults included; ``None`` if its payload does not fit the parameters."""
     known = function.arguments
     defaults = {
         name: parameter.default
@@ -203,8 +205,8 @@ def _arguments(function: TaskFunction[..., Any], payload: bytes) -> dict[str, An
         if parameter.default is not inspect.Parameter.empty
     }
     try:
-        value = known.read(bytes(payload))
-    except InvalidPayload:
+        value = function.read(task)
+    except (InvalidPayload, Undecodable):
         return None
     if isinstance(known, Arguments):
         values = defaults | value

@@ -36,7 +36,7 @@ _NO_SCHEMA = {"default", "metadata"}
 """the parts of a pydantic schema that contain no schema"""
 
 
-class Codec:
+class JsonCodec:
     """A validator and a serializer of a type.
 
     Bytes are base64, so that JSON can express them all. In the fields of a pydantic model or pydantic dataclass, its
@@ -111,7 +111,7 @@ def _is_unknown_parameter(fault: ErrorDetails) -> bool:
     return fault["type"] == "extra_forbidden" and len(fault["loc"]) == 1
 
 
-def describe(error: ValidationError, codec: Codec, root: str = "payload") -> str:
+def describe(error: ValidationError, codec: JsonCodec, root: str = "payload") -> str:
     """Return what is wrong with a value of a codec, without the value itself. ``root``: the name of the whole.
 
     The keys of a dictionary are values, which may be confidential, too.
