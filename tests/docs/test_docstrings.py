@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.fernet import Fernet as Cipher
 
 from taskqueue_core import Queue
 from taskqueue_core.queue_settings import change_settings
@@ -133,6 +134,7 @@ def test_examples(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     shop = importlib.import_module("shop.tasks")
     names: dict[str, Any] = {**vars(shop), "names": ["a.png", "b.png"]}
     names |= {"call": shop.resize.call("cat.png"), "worker": LocalWorker(shop.tasks)}
+    names |= {name: Cipher.generate_key() for name in ("old_key", "new_key")}
     for package in PACKAGES:
         module = importlib.import_module(package)
         names |= {each: getattr(module, each) for each in module.__all__}

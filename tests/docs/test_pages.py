@@ -27,6 +27,7 @@ RUN_BY = {
     r"TASKQUEUE_TLS_CERTIFICATE=.* taskqueue serve": "tests/security/test_served.py",
     r"taskqueue dispatch demo": "tests/dispatch/test_demo.py",
     r"taskqueue dispatch |python (receiver\.py|-m taskqueue_dispatch\.gpu)": "tests/docs/test_dispatcher_page.py",
+    r"export SHOP_KEY=": "tests/docs/test_codecs_page.py",
     r"curl -sS localhost:8420/queue/submit": "tests/docs/test_dispatcher_page.py",
     r"taskqueue (serve|worker|result) |python publish\.py": "tests/docs/test_readme.py",
     r"taskqueue (schedule|apply) ": "tests/docs/test_schedules_page.py",

@@ -27,6 +27,7 @@ class Codec(Protocol):
     An application may write its own. What it encodes is decoded by a codec of the same name, maybe in another process
     and much later. The codec for a task is never chosen by what is stored with the task: an unknown name is refused.
 
+    >>> import hashlib
     >>> class Reversed:
     ...     name = "reversed"
     ...     key_id = None
