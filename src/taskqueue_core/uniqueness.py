@@ -140,8 +140,8 @@ class Unique(msgspec.Struct, frozen=True):
 
         The key consists of the first 32 hexadecimal digits of the SHA-256 of a JSON array: the name, the chosen
         arguments as an object with sorted names (with ``all``, all of the payload), and the tenant, or null. It is
-        written without spaces, with other characters than ASCII escaped. ``digest`` replaces SHA-256: a codec with keys
-        has one that nobody without them can compute.
+        written without spaces, with other characters than ASCII escaped. ``digest`` replaces SHA-256: that of a codec
+        with keys cannot be computed without them.
         """
         chosen = arguments if self.by == "all" else self._chosen(arguments)
         work = [name, chosen, tenant if self.per_tenant else None]

@@ -64,7 +64,7 @@ class Codec(Protocol):
     def digest(self, data: bytes) -> bytes:
         """Return 16 to 64 bytes that are the same for the same data, in every process with the same codec.
 
-        With keys, nobody without them can compute it.
+        With keys, a program without them cannot compute it.
         """
 
 

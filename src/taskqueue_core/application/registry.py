@@ -28,7 +28,7 @@ from taskqueue_core.application.publishing import checked_calls, publish_calls
 from taskqueue_core.application.rules import ErrorRules
 from taskqueue_core.application.task_decorator import TaskDecorator
 from taskqueue_core.application.task_function import TaskFunction, TaskOptions, location_of, name_of
-from taskqueue_core.application.type_errors import check_declared_name
+from taskqueue_core.application.type_errors import check_declared_name, check_prefix
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import kind_of
 from taskqueue_core.policy_model import nearest_first
@@ -65,11 +65,7 @@ class Tasks(Connections):
 
         Raises `ConfigurationError` if a name cannot begin with ``prefix``, or ``codec`` or ``middleware`` is not such.
         """
-        if not isinstance(prefix, str):
-            raise ConfigurationError(
-                f"prefix: got a {type(prefix).__name__}; expected text, such as 'shop.'"
-            )
-        check_declared_name(prefix + "x", "prefix")
+        check_prefix(prefix)
         super().__init__(middleware, codec)
         self._prefix = prefix
         self._functions: dict[str, TaskFunction[..., Any]] = {}

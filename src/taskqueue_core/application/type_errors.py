@@ -21,6 +21,15 @@ def check_declared_name(name: str, what: str) -> None:
         raise ConfigurationError(str(error)) from error
 
 
+def check_prefix(prefix: object) -> None:
+    """Raise `ConfigurationError` if a name cannot begin with ``prefix``."""
+    if not isinstance(prefix, str):
+        raise ConfigurationError(
+            f"prefix: got a {type(prefix).__name__}; expected text, such as 'shop.'"
+        )
+    check_declared_name(prefix + "x", "prefix")
+
+
 def annotation_error(
     function: Callable[..., Any], fields: Mapping[Any, Any], error: Exception
 ) -> ConfigurationError:
