@@ -55,8 +55,8 @@ class UniqueWork:
     ) -> UniqueKey:
         """Return the unique key of a call; an argument that is not given counts as its default.
 
-        ``digest`` is that of a codec. Raises `InvalidInput` if the key depends on one of the arguments ``instants``, which
-        are not known yet.
+        ``digest`` is that of a codec. Raises `InvalidInput` if the key depends on one of the arguments ``instants``,
+        which are not known yet.
         """
         if instants and (unique.by == "all" or not set(instants).isdisjoint(unique.by)):
             raise InvalidInput(
