@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 import msgspec
@@ -29,6 +30,7 @@ from taskqueue_core.tasks import Published
 from taskqueue_memory import MemoryBackend
 from taskqueue_worker import LocalWorker
 from taskqueue_worker.testing import TestQueue
+from tests.application import encoded_processes
 from tests.application.running import OpenWorld, working
 from tests.application.vault import NEW, OLD, SECRET, Vault, plain_charge
 
@@ -241,3 +243,17 @@ async def test_test_queue() -> None:
         (published,) = taskqueue.published(vault.charge)
         assert published.task.headers[CODEC_HEADER] == "zlib+fernet:new"
         assert await published.handle.result() == f"{SECRET} pays 5"
+
+
+async def test_child_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """U17: tasks in child processes are decoded there, and their results and errors are encoded once."""
+    monkeypatch.setenv("TEST_PROCESS", str(os.getpid()))
+    backend = MemoryBackend()
+    async with connect(backend) as queue, encoded_processes.tasks.connect(queue):
+        await encoded_processes.tasks.apply()
+        async with working(LocalWorker(encoded_processes.tasks, backend=backend)):
+            assert await (await encoded_processes.pay.publish(SECRET)).result(30) == (SECRET, True)
+            with pytest.raises(TaskDead) as caught:
+                await (await encoded_processes.fail.publish(SECRET)).result(30)
+        assert caught.value.error == f"LookupError: {SECRET} is unknown"
+        assert SECRET.encode() not in await _everything(backend, "encoded.fail")

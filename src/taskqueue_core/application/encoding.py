@@ -20,7 +20,7 @@ import msgspec
 from taskqueue_core.application.codecs import AnyCodec, Codec, CodecChain, check_codec
 from taskqueue_core.application.errors import Undecodable
 from taskqueue_core.errors import ConfigurationError, TooLarge
-from taskqueue_core.limits import LIMITS, kind_of
+from taskqueue_core.limits import LIMITS, check_digest, kind_of
 
 CODEC_HEADER = "taskqueue-codec"
 """header with the names of the codecs that encoded the payload of a task, and of their keys"""
@@ -56,8 +56,10 @@ class Encoding:
         )
 
     def digest(self, data: bytes) -> bytes:
-        """Return the digest of data, by the last codec with keys if there is one."""
-        return self._digests.digest(data)
+        """Return the digest of data, by the last codec with keys if there is one. Raises `InvalidInput`."""
+        digest = self._digests.digest(data)
+        check_digest(f"digest of the codec {self._digests.name}", digest)
+        return digest
 
     def content_digest(self, task_id: str, text: bytes) -> bytes:
         """Return the digest of the content of a task; tasks with equal contents have different ones."""
