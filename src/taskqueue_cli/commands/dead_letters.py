@@ -82,7 +82,7 @@ def listing(
     )
     for letter in dead_letters:
         numbers = (str(letter.attempt), str(letter.losses), format_time(letter.failed_at))
-        last_error = letter.history[-1].error if letter.history else ""
+        last_error = readable_error(None, letter.history[-1].error) if letter.history else ""
         texts = (Text(escape_controls(text)) for text in (letter.reason, last_error))
         table.add_row(letter.task.id, *numbers, *texts)
     console.print(table)
