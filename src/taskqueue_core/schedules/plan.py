@@ -69,6 +69,9 @@ def plan(
     if next_at > now:
         return None
     oldest = now - schedule.late
+    following = next_instant(schedule, next_at)
+    if next_at > max(oldest, now - _PUNCTUAL) and (following is None or following > now):
+        return Plan((next_at,), following)  # as usual
     due = _instants(schedule, next_at, now, CATCH_UP + 1)
     if len(due) > CATCH_UP:
         due = _newest(schedule, max(next_at, oldest), now)

@@ -116,6 +116,7 @@ def start_of_newest(when: When, until: float, count: int) -> float:
     return 0.0 if start is None else max(0.0, start - _DAY)
 
 
+@lru_cache(maxsize=256)  # the instants of many schedules are the same
 def text_of(instant: float) -> str:
     """Return an instant in ISO 8601, in UTC: ``2026-03-29T01:00:00Z``."""
     moment = datetime.fromtimestamp(round(instant * 1000) // 1000, UTC).replace(tzinfo=None)

@@ -59,7 +59,7 @@ while at <= #ARGV and not full do
       if not changed then next_at = present elseif stopped then next_at = stopped end
       if not refused then refused = next_at == present and refusal or '' end
     end
-    if changed or refused ~= refusal then write_schedule(field, version, next_at, outcomes, refused) end
+    if changed or refused ~= refusal then change_schedule(field, version, next_at, outcomes, refused) end
     if planned ~= '' and (not changed or next_at == planned) then call('ZADD', DUE, text(now + LATER), field) end
     answers[#answers + 1] = published
   end

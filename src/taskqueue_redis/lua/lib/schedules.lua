@@ -4,19 +4,25 @@ local SCHEDULES, SPECS = PARTITION .. ':schedules', PARTITION .. ':schedules:spe
 local DUE, NAMES = PARTITION .. ':schedules:due', PARTITION .. ':schedules:names'
 
 -- Returns the version of a schedule, when it fires next ("" if it does not), its outcomes, one per line, and the line of
--- the last attempt if its task was refused (else ""); nothing if there is no such schedule.
-local function read_schedule(field)
-  local packed = call('HGET', SCHEDULES, field)
+-- the last attempt if its task was refused (else ""), from its record; nothing if there is none.
+local function parse_schedule(packed)
   if not packed then return end
   local version, next_at, refused, outcomes = string.match(packed, '^(%d+):(%d*):?([^\n]*)\n(.*)$')
   return version, next_at, outcomes, refused
 end
 
-local function write_schedule(field, version, next_at, outcomes, refused)
+local function read_schedule(field) return parse_schedule(call('HGET', SCHEDULES, field)) end
+
+-- Changes a schedule that is stored already.
+local function change_schedule(field, version, next_at, outcomes, refused)
   local head = version .. ':' .. next_at .. (refused ~= '' and ':' .. refused or '')
   call('HSET', SCHEDULES, field, head .. '\n' .. outcomes)
-  call('ZADD', NAMES, 0, field)
   if next_at ~= '' then call('ZADD', DUE, next_at, field) else call('ZREM', DUE, field) end
+end
+
+local function write_schedule(field, version, next_at, outcomes, refused)
+  change_schedule(field, version, next_at, outcomes, refused)
+  call('ZADD', NAMES, 0, field)
 end
 
 -- Returns 1 if there was one.
@@ -62,11 +68,13 @@ end
 -- Appends schedules to an answer: field, record, specification. Returns how many of `fields` it has read.
 local function append_schedules(answer, fields)
   for i = 1, #fields do
-    local version = read_schedule(fields[i])
-    local spec = version and call('HGET', SPECS, fields[i])
-    if not spec and mend_schedule(fields[i]) then spec = call('HGET', SPECS, fields[i]) end
+    local record = call('HGET', SCHEDULES, fields[i])
+    local spec = parse_schedule(record) and call('HGET', SPECS, fields[i])
+    if not spec and mend_schedule(fields[i]) then
+      record, spec = call('HGET', SCHEDULES, fields[i]), call('HGET', SPECS, fields[i])
+    end
     if spec then
-      local record, n = call('HGET', SCHEDULES, fields[i]), #answer
+      local n = #answer
       answer[n + 1], answer[n + 2], answer[n + 3] = fields[i], record, spec
       bytes = bytes + #record + #spec
       if bytes >= BYTES then return i end
