@@ -1,5 +1,6 @@
 """A task queue with pluggable backends; all backends pass the same conformance tests."""
 
+from taskqueue_core.after import After, TaskRef
 from taskqueue_core.application.applying import Applied, Difference
 from taskqueue_core.application.call import Call, Middleware
 from taskqueue_core.application.codecs import Codec, CodecChain, Fernet, Zlib
@@ -25,6 +26,9 @@ from taskqueue_core.application.policies import QueueLimits
 from taskqueue_core.application.registry import Tasks
 from taskqueue_core.application.rules import Reject, Retry, Snooze
 from taskqueue_core.application.task_function import TaskFunction
+from taskqueue_core.application.workflow import Workflow, chain, group
+from taskqueue_core.application.workflow_handle import SyncWorkflowHandle, WorkflowHandle
+from taskqueue_core.application.workflow_step import Step
 from taskqueue_core.errors import (
     BackendUnavailable,
     IdConflict,
@@ -45,8 +49,16 @@ from taskqueue_core.schedules import Cron, Every, Instant, Schedule, TaskTemplat
 from taskqueue_core.sync import SyncQueue, connect_sync
 from taskqueue_core.tasks import Confirmation, Delivery, Ledger, State, Task, TaskStatus
 from taskqueue_core.uniqueness import Debounce, Unique, UniqueKey
+from taskqueue_core.workflows import (
+    InvalidWorkflow,
+    StepStatus,
+    WorkflowState,
+    WorkflowStatus,
+    WorkflowStep,
+)
 
 __all__ = [
+    "After",
     "Applied",
     "AppliedSchedule",
     "BackendUnavailable",
@@ -68,6 +80,7 @@ __all__ = [
     "InvalidArguments",
     "InvalidInput",
     "InvalidResult",
+    "InvalidWorkflow",
     "LeaseLost",
     "Ledger",
     "Middleware",
@@ -89,8 +102,11 @@ __all__ = [
     "Shared",
     "Snooze",
     "State",
+    "Step",
+    "StepStatus",
     "SyncHandle",
     "SyncQueue",
+    "SyncWorkflowHandle",
     "Task",
     "TaskCancelled",
     "TaskDead",
@@ -99,6 +115,7 @@ __all__ = [
     "TaskFailed",
     "TaskFunction",
     "TaskQueueError",
+    "TaskRef",
     "TaskStatus",
     "TaskTemplate",
     "Tasks",
@@ -106,13 +123,20 @@ __all__ = [
     "Unique",
     "UniqueKey",
     "UnknownTask",
+    "Workflow",
+    "WorkflowHandle",
+    "WorkflowState",
+    "WorkflowStatus",
+    "WorkflowStep",
     "WouldBlock",
     "Zlib",
     "as_completed",
+    "chain",
     "connect",
     "connect_sync",
     "current",
     "gather",
+    "group",
     "hookimpl",
     "reconcile",
 ]

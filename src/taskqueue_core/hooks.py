@@ -40,16 +40,24 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
 
 INTERNAL_QUEUES = frozenset({"dispatch.callbacks", "prefect.reconcile"})
 """queues whose tasks the server itself writes and executes, so that a client must not add to them"""
+_OWN = "_taskqueue."
+"""prefix of the names of queues that only this project uses"""
 SESSION_DOCUMENTS = "dashboard session "
 """prefix of the names under which the slot pool stores sessions of the dashboard; no model's name may start with it"""
+
+
+def is_internal(key: str) -> bool:
+    """Return whether the tasks of a queue are written and executed by the server itself."""
+    return key in INTERNAL_QUEUES or key.startswith(_OWN)
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """The client that a token belongs to, and its permissions: it may use ``verbs`` on queues that match ``keys``.
 
     An item of ``keys`` is a key, or a prefix followed by ``*``; ``*`` alone matches all keys. To publish to a queue in
-    `INTERNAL_QUEUES`, or to consume from it, the key itself must be an item. Raises `TypeError` for
-    invalid values, because a single string in place of a tuple of strings would grant more than intended.
+    `INTERNAL_QUEUES`, or to consume from it, the key itself must be an item; no client may do so with a queue whose
+    name begins with ``_taskqueue.``. Raises `TypeError` for invalid values, because a single string in place of a tuple
+    of strings would grant more than intended.
     """
 
     name: str
@@ -86,6 +94,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
             return False
         if key is None:
             return "*" in self.keys
+        if key.startswith(_OWN) and verb != "admin":
+            return False
         if key in INTERNAL_QUEUES and verb != "admin":
             return key in self.keys
         return any(

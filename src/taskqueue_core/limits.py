@@ -63,6 +63,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """maximum number of slots of one endpoint, and of jobs that one server may run at once"""
     schedule_name: int = 170
     """maximum number of characters of the name of a schedule; the id of its task is this name and an instant"""
+    steps: int = 1000
+    """maximum number of steps of a workflow"""
+    workflow: int = 4 * 1024 * 1024
+    """maximum number of bytes of all steps of a workflow as JSON text"""
+    workflow_id: int = 100
+    """maximum number of characters of the id of a workflow; the id of a task in it is this one and the step's name"""
+    step_name: int = 99
+    """maximum number of characters of the name of a step of a workflow"""
     document: int = 64 * 1024
     """maximum number of bytes of the JSON document that a slot pool stores for a model"""
 

@@ -10,13 +10,17 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 from datetime import datetime, timedelta
 from functools import cached_property
 from types import TracebackType
-from typing import Any, NoReturn, TypedDict, cast
+from typing import Any, NoReturn, cast
 
 import msgspec
 from typing_extensions import Unpack
 
 from taskqueue_core.assembly import open_backend
-from taskqueue_core.authoring.helpers import reject_ordering_keys, reject_unique_keys
+from taskqueue_core.authoring.helpers import (
+    reject_after,
+    reject_ordering_keys,
+    reject_unique_keys,
+)
 from taskqueue_core.backend import Backend, Capability, Subscription
 from taskqueue_core.capabilities import RoomSignal, RoomSignals, control_of, has
 from taskqueue_core.errors import (
@@ -28,8 +32,10 @@ from taskqueue_core.errors import (
     QueueFull,
 )
 from taskqueue_core.json_text import encode_json
-from taskqueue_core.limits import LIMITS, check_duration, duration
+from taskqueue_core.limits import LIMITS, check_duration
+from taskqueue_core.publish_options import PublishOptions, after_of, instant
 from taskqueue_core.queue_schedules import QueueSchedules
+from taskqueue_core.queue_workflows import QueueWorkflows
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.task_ends import TaskEnds
 from taskqueue_core.tasks import (
@@ -41,7 +47,7 @@ from taskqueue_core.tasks import (
     TaskStatus,
     encoded_task,
 )
-from taskqueue_core.uniqueness import Debounce, Unique, UniqueKey, key_of
+from taskqueue_core.uniqueness import key_of
 
 __all__ = ["PublishOptions", "Queue", "connect", "instant", "stored"]
 
@@ -55,24 +61,6 @@ _SIGNAL_SECONDS = 15.0
 """seconds after which a waiting publisher retries even without a notification, which may have been lost"""
 _SIGNALLED = {Refusal.QUEUE_FULL, Refusal.TENANT_FULL, Refusal.INTAKE_PAUSED}
 """reasons for a refusal; a `RoomSignal` notifies publishers when one of them may no longer apply"""
-
-
-class PublishOptions(TypedDict, total=False):
-    """The options of a publish, as `Queue.publish` describes them."""
-
-    id: str
-    priority: int
-    delay: float | timedelta
-    not_before: float | datetime
-    expires_in: float | timedelta
-    deadline: float | datetime
-    tenant: str
-    ordering_key: str
-    headers: dict[str, str]
-    max_attempts: int
-    wait: float
-    unique: Unique | UniqueKey | None
-    debounce: Debounce | None
 
 
 class AsyncOnly(AbstractAsyncContextManager["Queue"]):
@@ -144,6 +132,7 @@ class Queue:
         self._knows_time = False
         self._orders = has(backend, Capability.ORDERING_KEYS)
         self._unique = has(backend, Capability.UNIQUE)
+        self._waits = has(backend, Capability.AFTER)
 
     async def publish(
         self, key: str, payload: object = None, **options: Unpack[PublishOptions]
@@ -159,6 +148,9 @@ class Queue:
         With ``unique``, at most one task with equal members of the payload is live: a `Unique` names them, a
         `UniqueKey` is the key itself. If another task keeps this one out, or gets its contents, the status is
         ``duplicate`` or ``replaced``, and ``existing_id`` names it. ``debounce`` puts that task off.
+
+        With ``after``, the task waits until other tasks are done: a handle, a `TaskRef`, a list of them, or an `After`,
+        which has other conditions.
 
         Raises `InvalidInput`, `QueueFull`, `NotUnique`, `IdConflict` or `BackendUnavailable` if nothing was stored, and
         `PublishUnconfirmed` if the store does not answer: publish again with the id in the error.
@@ -193,10 +185,11 @@ class Queue:
             allowed = ", ".join(sorted(PublishOptions.__annotations__))
             raise InvalidInput("options", f"an unknown option, {min(unknown)!r}", allowed)
         unique = key_of(fields.pop("unique", None), fields.pop("debounce", None), key, text, fields)
+        after = after_of(fields.pop("after", None))
         for name in ("id", "headers"):
             if fields.get(name, "") is None:
                 del fields[name]
-        return encoded_task(key, text, unique=unique, **fields)
+        return encoded_task(key, text, unique=unique, after=after, **fields)
 
     async def publish_many(
         self, tasks: Iterable[Task], *, wait: float = 0
@@ -213,6 +206,8 @@ class Queue:
             reject_ordering_keys(pending)
         if not self._unique:
             reject_unique_keys(pending)
+        if not self._waits:
+            reject_after(pending)
         confirmations: list[Confirmation] = []
         for start in range(0, len(pending), LIMITS.batch):
             batch = pending[start : start + LIMITS.batch]
@@ -293,6 +288,11 @@ class Queue:
         ['cats']
         """
         return QueueSchedules(self.backend, self._time, stored)
+
+    @cached_property
+    def workflows(self) -> QueueWorkflows:
+        """The workflows in the store, as data; `taskqueue_core.Workflow` is the API for declared tasks."""
+        return QueueWorkflows(self.backend, self.publish_many, stored)
 
     async def ledger(self, *keys: str) -> Ledger:
         """Return the sum of the ledgers of the given queues, or of all queues."""
@@ -379,22 +379,3 @@ def _hints(confirmations: Iterable[Confirmation]) -> dict[int, float]:
         for index, confirmation in enumerate(confirmations)
         if confirmation.status is Published.REFUSED and confirmation.retry_after is not None
     }
-
-
-def instant(
-    now: float,
-    name: str,
-    seconds: float | timedelta | None,
-    other: str,
-    at: float | datetime | None,
-) -> float | None:
-    """Return ``at``, or ``now`` plus ``seconds``; ``None`` if neither is given. Raises `InvalidInput` if both are."""
-    if seconds is None:
-        if isinstance(at, datetime):
-            if at.tzinfo is None:
-                raise InvalidInput(other, "a datetime without a time zone", "one with a time zone")
-            return at.timestamp()
-        return at
-    if at is not None:
-        raise InvalidInput(name, f"both {name} and {other}", "only one of them")
-    return now + duration(name, seconds)

@@ -37,7 +37,7 @@ class LocalWorker(BaseWorker):
 
     >>> worker = LocalWorker(tasks, backend=backend, concurrency=10)
     >>> worker.keys
-    ('shop.resize', 'shop.charge', 'shop.remind', 'shop.refund')
+    ('shop.resize', 'shop.charge', 'shop.remind', 'shop.refund', 'shop.describe')
     """
 
     def __init__(

@@ -207,7 +207,8 @@ class HandlerRunner:
         state = self._scope.state_of(handler.registry)
         for delivery in deliveries:
             try:
-                values.append(handler.read(delivery.task))
+                inputs = getattr(delivery, "inputs", ())
+                values.append(handler.read(delivery.task, inputs))
             except Exception as error:  # noqa: BLE001 - a validator may raise any exception
                 outcome = self._unknown.unread(delivery, handler, error)
                 if not isinstance(outcome, Snoozed):
@@ -387,8 +388,7 @@ class HandlerRunner:
 
     def _finish_fatal(self, jobs: Sequence[RunningTask], error: BaseException) -> None:
         # A keyboard interrupt comes from the operator, so the task is released. Any other fatal exception may be caused
-        # by the task itself. Such a task gets no outcome and counts as lost, because the number of losses is limited:
-        # if it were released, it could end one worker after another without limit.
+        # by the task itself, which counts as lost: losses are limited, so it cannot end one worker after another.
         for job in jobs:
             receipt = job.delivery.receipt
             self._running.pop(receipt, None)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from cryptography.fernet import Fernet as Cipher
 
-from taskqueue_core import Queue
+from taskqueue_core import Queue, chain
 from taskqueue_core.queue_settings import change_settings
 from taskqueue_memory import MemoryBackend
 from taskqueue_worker import LocalWorker
@@ -78,6 +78,11 @@ async def remind(order: int) -> None:
 @tasks.task
 async def refund(order: int, db: Session = Depends(session)) -> None:
     raise Reject("no_receipt", f"order {order}")
+
+
+@tasks.task
+def describe(size: dict[str, int]) -> str:
+    return f"{size} pixels"
 
 
 async def place_order(order: int) -> None:
@@ -202,6 +207,9 @@ async def _run_async(text: str, name: str, names: dict[str, Any], shop: Any) -> 
     setup = _testing if name.startswith("taskqueue_worker.testing") else _working
     shop.hangs = name.endswith("crash")
     async with setup(shop, names):
+        if "flow_handle" in text:
+            names["flow_handle"] = await chain(shop.resize.call("cat.png")).publish(id="cat-17")
+            await names["flow_handle"].wait()
         for example in doctest.DocTestParser().get_examples(text, name):
             code = compile(example.source, name, "single", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
             out = StringIO()

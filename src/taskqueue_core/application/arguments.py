@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cached_property
 from typing import Annotated, Any, NotRequired, cast, get_args, get_origin
@@ -121,6 +121,18 @@ class Arguments(_Payload):
             return _encode(task, self._by_name, values, values, limit)
         except InvalidArguments as error:
             raise _invalid(task, error.got + self._hint(values)) from None
+
+    def write_without(
+        self, task: str, values: dict[str, Any], missing: Collection[str], limit: str
+    ) -> bytes:
+        """Encode arguments without some of them, which the caller adds. Raises `InvalidArguments` and `TooLarge`."""
+        try:
+            self.signature.bind(**values, **dict.fromkeys(missing))
+        except TypeError as error:
+            raise _invalid(task, str(error) + self._hint(values)) from None
+        fields = {name: kind for name, kind in self.fields.items() if name not in missing}
+        extra = any(each.kind is each.VAR_KEYWORD for each in self.signature.parameters.values())
+        return _encode(task, _by_name(fields, allow_extra=extra), values, values, limit)
 
     def bind(self, task: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return arguments by name. Raises `InvalidArguments` if they do not match the parameters."""

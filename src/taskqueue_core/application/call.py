@@ -11,6 +11,7 @@ from typing_extensions import Unpack
 
 from taskqueue_core.application.context import Context
 from taskqueue_core.application.encoding import Encoding
+from taskqueue_core.application.outputs import Output
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import duration
 from taskqueue_core.queue import PublishOptions, Queue
@@ -58,6 +59,12 @@ class DeclaredTask(Protocol[R_co]):
     def using(self, **options: Unpack[CallOptions]) -> DeclaredTask[R_co]:
         """Return a copy with other options."""
 
+    def connection(self) -> Queue:
+        """Return the connection through which it is published."""
+
+    def sync_connection(self) -> SyncQueue:
+        """Return the connection through which it is published by code without an event loop."""
+
     async def task(self, queue: Queue, text: bytes) -> Task:
         """Return the task to publish."""
 
@@ -76,21 +83,24 @@ class Call(Generic[R_co]):
     2
     """
 
-    __slots__ = ("function", "instants", "payload")
+    __slots__ = ("function", "instants", "outputs", "payload")
 
     def __init__(
         self,
         function: DeclaredTask[R_co],
         payload: bytes,
         instants: Mapping[str, InstantForm] = MappingProxyType({}),
+        outputs: tuple[Output, ...] = (),
     ) -> None:
         """Store the call. ``function`` has the options, ``payload`` is JSON text.
 
-        ``instants``: arguments that are missing there, because they are `taskqueue_core.Instant`.
+        ``instants``: arguments that are missing there, because they are `taskqueue_core.Instant`. ``outputs``: the
+        outputs of steps that it refers to.
         """
         self.function = function
         self.payload = payload
         self.instants = instants
+        self.outputs = outputs
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -102,7 +112,7 @@ class Call(Generic[R_co]):
 
         >>> traced = call.using(headers={**call.options.get("headers", {}), "trace": "17"})
         """
-        return Call(self.function.using(**options), self.payload, self.instants)
+        return Call(self.function.using(**options), self.payload, self.instants, self.outputs)
 
     async def task(self, queue: Queue) -> Task:
         """Return the task to publish. Raises `InvalidInput`."""
@@ -110,13 +120,21 @@ class Call(Generic[R_co]):
             raise InvalidInput(
                 min(self.instants), "Instant", "a value: only the call of a schedule has an instant"
             )
+        self._demand_values()
         return await self.function.task(queue, self.payload)
+
+    def _demand_values(self) -> None:
+        if self.outputs:
+            raise InvalidInput(
+                "arguments", "the output of a step", "values: only a step of a workflow has outputs"
+            )
 
     def template(self) -> TaskTemplate:
         """Return the task that a schedule publishes for this call.
 
         Raises `InvalidInput` for an option that is not one of a schedule's call, such as ``delay`` or ``id``.
         """
+        self._demand_values()
         options: dict[str, Any] = {**self.function.changes}
         options.pop("on", None)
         for name in options:

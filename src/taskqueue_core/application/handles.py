@@ -11,6 +11,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 from msgspec.structs import replace
 from pydantic import ValidationError
 
+from taskqueue_core.after import TaskRef
 from taskqueue_core.application.encoding import Encoding, readable_error
 from taskqueue_core.application.errors import (
     InvalidResult,
@@ -85,6 +86,15 @@ class Handle(Generic[R_co]):
 
     def __repr__(self) -> str:
         return f"<handle of task {self.id} of {self.key}>"
+
+    @property
+    def ref(self) -> TaskRef:
+        """The name of the task, for `taskqueue_core.After`.
+
+        >>> handle = await resize.publish("cat.png")
+        >>> after = After(tasks=(handle.ref,), when="ended")
+        """
+        return TaskRef(self.key, self.id)
 
     async def status(self) -> TaskStatus | None:
         """Return the status of the task; ``None`` if the task is unknown, or its record was deleted after its end.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from taskqueue_core.application.call import Call, Middleware
@@ -55,28 +56,53 @@ async def publish_calls(queue: Queue, calls: Sequence[Call[Any]], wait: float) -
 async def _publish_through(
     queue: Queue, calls: Sequence[Call[Any]], wait: float
 ) -> list[Confirmation]:
-    end = asyncio.get_running_loop().time() + wait
+    loop = asyncio.get_running_loop()
+    end = loop.time() + wait
+
+    async def send(tasks: Sequence[tuple[int, Task]]) -> Sequence[Confirmation]:
+        remaining = max(0.0, end - loop.time())
+        return await queue.publish_many([task for _, task in tasks], wait=remaining)
+
     confirmations = []
     for start in range(0, len(calls), LIMITS.batch):
         batch = calls[start : start + LIMITS.batch]
-        confirmations += await _Batch(queue, end).publish(batch)
+        confirmations += await publish_together(batch, lambda call: call.task(queue), send)
     return confirmations
+
+
+async def publish_together(
+    calls: Sequence[Call[Any]],
+    encode: Callable[[Call[Any]], Awaitable[Task]],
+    send: Callable[[Sequence[tuple[int, Task]]], Awaitable[Sequence[Confirmation]]],
+) -> list[Confirmation]:
+    """Publish calls through the middleware of each, and return the confirmations in order.
+
+    ``send`` gets the tasks that ``encode`` makes of the calls, with the positions of these, once the middleware of each
+    call has sent its call or ended.
+    """
+    return await _Batch(encode, send).publish(calls)
 
 
 class _Batch:
     """Calls whose tasks are sent together, as soon as the middleware of each has sent its call or ended."""
 
-    def __init__(self, queue: Queue, end: float) -> None:
-        self._queue = queue
-        self._end = end
+    def __init__(
+        self,
+        encode: Callable[[Call[Any]], Awaitable[Task]],
+        send: Callable[[Sequence[tuple[int, Task]]], Awaitable[Sequence[Confirmation]]],
+    ) -> None:
+        self._encode = encode
+        self._send_all = send
         self._loop = asyncio.get_running_loop()
         self._active = 0
-        self._waiting: list[tuple[Task, asyncio.Future[Confirmation]]] = []
+        self._waiting: list[tuple[int, Task, asyncio.Future[Confirmation]]] = []
         self._sending: set[asyncio.Task[None]] = set()
 
     async def publish(self, calls: Sequence[Call[Any]]) -> list[Confirmation]:
         self._active = len(calls)
-        running = [self._loop.create_task(self._through(call)) for call in calls]
+        running = [
+            self._loop.create_task(self._through(place, call)) for place, call in enumerate(calls)
+        ]
         try:
             return await gather_all(running)
         finally:
@@ -85,8 +111,8 @@ class _Batch:
                 each.cancel()
             await asyncio.gather(*unfinished, return_exceptions=True)
 
-    async def _through(self, call: Call[Any]) -> Confirmation:
-        send: Send = self._send
+    async def _through(self, place: int, call: Call[Any]) -> Confirmation:
+        send: Send = partial(self._send, place)
         for middleware in reversed(call.function.middleware):
             send = _around(middleware, send)
         try:
@@ -95,9 +121,9 @@ class _Batch:
             self._active -= 1
             self._send_waiting()
 
-    async def _send(self, call: Call[Any]) -> Confirmation:
+    async def _send(self, place: int, call: Call[Any]) -> Confirmation:
         answer: asyncio.Future[Confirmation] = self._loop.create_future()
-        self._waiting.append((await call.task(self._queue), answer))
+        self._waiting.append((place, await self._encode(call), answer))
         self._send_waiting()
         return await answer
 
@@ -108,17 +134,15 @@ class _Batch:
             self._sending.add(sending)
             sending.add_done_callback(self._sending.discard)
 
-    async def _publish(self, waiting: list[tuple[Task, asyncio.Future[Confirmation]]]) -> None:
-        tasks = [task for task, _ in waiting]
+    async def _publish(self, waiting: list[tuple[int, Task, asyncio.Future[Confirmation]]]) -> None:
         try:
-            remaining = max(0.0, self._end - self._loop.time())
-            confirmations = await self._queue.publish_many(tasks, wait=remaining)
+            confirmations = await self._send_all([(place, task) for place, task, _ in waiting])
         except Exception as error:  # noqa: BLE001 - the middleware gets the error
-            for _, answer in waiting:
+            for _, _, answer in waiting:
                 if not answer.done():
                     answer.set_exception(error)
             return
-        for (_, answer), confirmation in zip(waiting, confirmations, strict=True):
+        for (_, _, answer), confirmation in zip(waiting, confirmations, strict=True):
             if not answer.done():
                 answer.set_result(confirmation)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Generic, Literal, ParamSpec, Self, cast
 
 import msgspec
@@ -12,7 +12,8 @@ from msgspec.structs import force_setattr as set_field
 from pydantic import PydanticUserError
 from typing_extensions import TypeVar, Unpack
 
-from taskqueue_core.application.arguments import Arguments, BatchArguments
+from taskqueue_core.application.arguments import Arguments, BatchArguments, InvalidPayload
+from taskqueue_core.application.arguments_with_outputs import write_with_outputs
 from taskqueue_core.application.call import OPTIONS, Call, CallOptions, Middleware
 from taskqueue_core.application.connections import Connections
 from taskqueue_core.application.encoding import (
@@ -24,6 +25,7 @@ from taskqueue_core.application.encoding import (
 from taskqueue_core.application.errors import InvalidArguments
 from taskqueue_core.application.handles import Handle, SyncHandle, handled_id
 from taskqueue_core.application.instants import write_with_instants
+from taskqueue_core.application.outputs import has_outputs
 from taskqueue_core.application.publishing import publish_calls
 from taskqueue_core.application.results import Results
 from taskqueue_core.application.rules import NO_RULES, ErrorRules, checked_rules
@@ -35,8 +37,10 @@ from taskqueue_core.policy_model import nearest_first
 from taskqueue_core.protocol.frames import WireTask
 from taskqueue_core.queue import PublishOptions, Queue, stored
 from taskqueue_core.schedules import is_instant
+from taskqueue_core.sync import SyncQueue
 from taskqueue_core.tasks import DEFAULT_PRIORITY, Confirmation, Task, checked_task, new_id
 from taskqueue_core.uniqueness import Unique, UniqueKey, sha256
+from taskqueue_core.workflows import with_inputs
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -189,7 +193,7 @@ class TaskFunction(Generic[P, R_co, C_co]):
         >>> handle = await resize.publish("cat.png", width=320)
         """
         text = self._write(args, kwargs)
-        queue = self.registry.queue(self.changes.get("on"), self.name)
+        queue = self.connection()
         if self.middleware:
             (handle,) = await publish_calls(queue, [Call(self, text)], self.changes.get("wait", 0))
             if handle.confirmation is not None:
@@ -207,13 +211,14 @@ class TaskFunction(Generic[P, R_co, C_co]):
 
         >>> handle = resize.publish_sync("cat.png", width=320)
         """
-        queue = self.registry.sync_queue(self.changes.get("on"), self.name)
+        queue = self.sync_connection()
         return SyncHandle(queue, queue.run(self.using(on=queue.queue).publish(*args, **kwargs)))
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
         """Check and encode arguments, without publishing. Raises `InvalidArguments`.
 
-        In the call of a schedule, an argument may be `taskqueue_core.Instant`.
+        In the call of a schedule, an argument may be `taskqueue_core.Instant`. In a step of a
+        `taskqueue_core.Workflow`, an argument may be the output of another step, or contain some.
 
         >>> handles = await tasks.publish_many(resize.call(name) for name in names)
         """
@@ -221,7 +226,15 @@ class TaskFunction(Generic[P, R_co, C_co]):
             return Call(
                 self, *write_with_instants(self.arguments, self.name, args, kwargs, self._limit)
             )
-        return Call(self, self._write(args, kwargs))
+        try:
+            return Call(self, self._write(args, kwargs))
+        except (InvalidArguments, TypeError):
+            if not has_outputs(
+                *args, *kwargs.values()
+            ):  # not looked for before, because it takes long
+                raise
+        text, outputs = write_with_outputs(self.arguments, self.name, args, kwargs, self._limit)
+        return Call(self, text, outputs=outputs)
 
     def handle(self, task_id: str) -> Handle[R_co]:
         """Return the handle of a task that was published elsewhere. Raises `NotConnected`.
@@ -229,7 +242,7 @@ class TaskFunction(Generic[P, R_co, C_co]):
         >>> await resize.handle("cat-320").result(timeout=30)
         {'width': 320}
         """
-        return self._handle(self.registry.queue(self.changes.get("on"), self.name), task_id)
+        return self._handle(self.connection(), task_id)
 
     def handle_sync(self, task_id: str) -> SyncHandle[R_co]:
         """Return the handle of a task that was published elsewhere, for code without an event loop.
@@ -237,7 +250,7 @@ class TaskFunction(Generic[P, R_co, C_co]):
         >>> resize.handle_sync("cat-320").result(timeout=30)
         {'width': 320}
         """
-        queue = self.registry.sync_queue(self.changes.get("on"), self.name)
+        queue = self.sync_connection()
         return SyncHandle(queue, self._handle(queue.queue, task_id))
 
     def _handle(
@@ -253,6 +266,14 @@ class TaskFunction(Generic[P, R_co, C_co]):
 
     def _write(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         return self.arguments.write(self.name, args, kwargs, self._limit)
+
+    def connection(self) -> Queue:
+        """Return the connection through which it is published. Raises `NotConnected`."""
+        return self.registry.queue(self.changes.get("on"), self.name)
+
+    def sync_connection(self) -> SyncQueue:
+        """Return the connection through which code without an event loop publishes it. Raises `NotConnected`."""
+        return self.registry.sync_queue(self.changes.get("on"), self.name)
 
     async def task(self, queue: Queue, text: bytes) -> Task:
         """Return the task to publish. ``text``: the arguments as JSON text. Raises `InvalidInput`."""
@@ -328,11 +349,20 @@ class TaskFunction(Generic[P, R_co, C_co]):
         """
         return cast("R_co", self.results.read(decoded_result(self.encoding, text)))
 
-    def read(self, task: Task | WireTask) -> Any:
-        """Decode the payload of a task. Raises `InvalidPayload` and `Undecodable`."""
+    def read(self, task: Task | WireTask, inputs: Sequence[bytes | msgspec.Raw | None] = ()) -> Any:
+        """Decode the payload of a task, with results of other tasks. Raises `InvalidPayload` and `Undecodable`."""
         payload = bytes(task.payload)
         if task.headers:
             payload = decoded_payload(self.encoding, task.headers, payload)
+        if inputs:
+            texts = [
+                None if each is None else decoded_result(self.encoding, bytes(each))
+                for each in inputs
+            ]
+            try:
+                payload = with_inputs(payload, texts)
+            except InvalidInput as error:
+                raise InvalidPayload(str(error)) from None
         return self.arguments.read(payload)
 
 

@@ -12,6 +12,7 @@ from typing import NoReturn
 from taskqueue_core.backend import Backend, Capability
 from taskqueue_core.capabilities import Control, Maintained, control_of, dependencies_of, has
 from taskqueue_core.consumer.carrier import run_carrier
+from taskqueue_core.consumer.expander import expand_workflows
 from taskqueue_core.consumer.firing import fire_schedules
 from taskqueue_core.consumer.outage import log_fields
 from taskqueue_core.errors import TaskQueueError
@@ -25,13 +26,15 @@ _log = logging.getLogger("taskqueue.housekeeping")
 
 
 async def run_maintenance(backend: Backend) -> None:
-    """Maintain the store of a backend until cancelled, fire its schedules, and carry lines between its partitions."""
+    """Maintain the store of a backend until cancelled, with its schedules, its workflows and its lines."""
     async with asyncio.TaskGroup() as group:
         group.create_task(run_passes(control_of(backend)))
         if has(backend, Capability.SCHEDULES):
             group.create_task(fire_schedules(backend))
         if has(backend, Capability.AFTER):
             group.create_task(run_carrier(dependencies_of(backend)))
+            if has(backend, Capability.DEAD_LETTERS):
+                group.create_task(expand_workflows(backend))
 
 
 async def run_passes(control: Control) -> NoReturn:

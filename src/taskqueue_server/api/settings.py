@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import InvalidInput, SettingsConflict
-from taskqueue_core.hooks import INTERNAL_QUEUES
+from taskqueue_core.hooks import is_internal
 from taskqueue_core.limits import kind_of
 from taskqueue_core.queue_settings import (
     by_operator,
@@ -90,7 +90,7 @@ async def patch(call: RequestContext) -> Response:
 def _demand_targets(call: RequestContext, targets: set[str]) -> None:
     """Raise `ProblemError` if the client may not administer one of the queues, or if one of them is internal."""
     for target in targets:
-        if target in INTERNAL_QUEUES or not call.is_allowed(target):
+        if is_internal(target) or not call.is_allowed(target):
             call.demand(target)
             raise InvalidInput("bound_to", "an internal queue of the server", "other queues")
 

@@ -5,19 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
 from taskqueue_core.application.registry import Tasks
 from taskqueue_core.backend import Backend, Subscription
-from taskqueue_core.capabilities import (
-    Control,
-    Dependencies,
-    control_of,
-    dead_letters_of,
-    dependencies_of,
-)
+from taskqueue_core.capabilities import Control, control_of, dead_letters_of, dependencies_of
 from taskqueue_core.consumer.carrier import carry
+from taskqueue_core.consumer.expander import Expander
 from taskqueue_core.consumer.outage import release_as_lost
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.retry import Outcome
@@ -163,7 +158,7 @@ class DrainSource(LocalTaskSource):
             running=lambda: [name_of(delivery.task) for delivery in self._held.values()],
             on_end=lambda: self._run.stop(now=True),
             control=control_of(self._backend),
-            dependencies=dependencies_of(self._backend),
+            prepare=self._prepare,
         )
         self._run.set_connected(connected=True)
         return self._drain_receiver
@@ -174,7 +169,16 @@ class DrainSource(LocalTaskSource):
         self._drain.notify()
 
     async def _maintain(self) -> None:
-        """Do nothing: the drain carries lines, and maintains the store when it advances the clock."""
+        """Do nothing: the drain does what is needed, and maintains the store when it advances the clock."""
+
+    async def _prepare(self) -> None:
+        expander, dependencies = Expander(self._backend), dependencies_of(self._backend)
+        carried = 1
+        while carried:
+            # Steps are published as if by a handler, so that they start no other drain.
+            context = self._run.scope.context.copy()
+            await self._loop.create_task(expander.drain(), context=context)
+            carried, _ = await carry(dependencies)
 
 
 class DrainReceiver:
@@ -196,12 +200,13 @@ class DrainReceiver:
         running: Callable[[], Iterable[str]],
         on_end: Callable[[], None],
         control: Control,
-        dependencies: Dependencies,
+        prepare: Callable[[], Awaitable[None]],
     ) -> None:
         """Create a receiver.
 
         ``deliver`` and ``refuse`` are as in `Prefetcher`. ``is_settled`` says whether the store has confirmed all
         outcomes, and ``running`` returns the names of the running tasks. ``on_end`` is called at the end of the drain.
+        ``prepare`` makes tasks available that wait for others, before the receiver looks for tasks.
         """
         self._subscription = subscription
         self._capacity = capacity
@@ -213,7 +218,7 @@ class DrainReceiver:
         self._names = running
         self._on_end = on_end
         self._control = control
-        self._dependencies = dependencies
+        self._prepare = prepare
         self._max_batch = max([1, *(handler.options.batch for handler in handlers.batches)])
         self._received: deque[Delivery] = deque()
         self._running = 0
@@ -260,7 +265,7 @@ class DrainReceiver:
 
     async def _receive(self, *, everything: bool) -> float | None:
         while True:
-            await carry(self._dependencies)
+            await self._prepare()
             received = await self._subscription.receive(self._max_batch, 0)
             self._received += received.deliveries
             self._drain.note_expired(received.expired)

@@ -1,0 +1,243 @@
+"""Publishes the steps of workflows, and cancels workflows. Any number of servers and workers may do it at once.
+
+Doing it twice changes nothing: the ids of the steps follow from the workflow, and no step runs before the task that
+holds them is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from typing import NoReturn
+
+from taskqueue_core.backend import Backend, Subscription
+from taskqueue_core.capabilities import (
+    LineKind,
+    QueueSettings,
+    control_of,
+    dead_letters_of,
+    dependencies_of,
+)
+from taskqueue_core.concurrency import gather_all
+from taskqueue_core.consumer.carrier import carry
+from taskqueue_core.consumer.outage import OUTAGE_BACKOFF, close, log_fields
+from taskqueue_core.consumer.settle import decided, settle
+from taskqueue_core.errors import CapabilityMissing, InvalidInput, SettingsConflict, TaskQueueError
+from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, Success
+from taskqueue_core.tasks import Confirmation, Delivery, Published, State, Task
+from taskqueue_core.workflows import (
+    WORKFLOWS,
+    Stored,
+    WorkflowStep,
+    cancel_id,
+    graph_of,
+    is_part,
+    levels,
+    part_ids,
+    read_stored,
+    step_id,
+    steps_in,
+    tasks_of,
+)
+
+_KEPT = 7 * 86_400.0
+"""seconds for which a workflow is remembered"""
+_LOOK, _LOOK_ALONE = 0.5, 0.02
+"""seconds between two looks for workflows, and the same for a store that only this process uses"""
+_LINGER = 60.0
+"""seconds without work after which the subscription is closed, so that a store without workflows shows none"""
+_AT_ONCE = 20
+"""maximum number of workflows that are received at once"""
+_BATCH = 200
+"""number of steps in one call"""
+_FRESH = 1.0
+"""seconds after which this process asks again whether a workflow is still its own, before it publishes steps"""
+_log = logging.getLogger("taskqueue.workflows")
+
+
+async def expand_workflows(backend: Backend) -> NoReturn:
+    """Work on the workflows of a backend until cancelled. Log only the first of several failures in a row."""
+    expander, failures = Expander(backend), 0
+    look = _LOOK if backend.capabilities.shared else _LOOK_ALONE
+    while True:
+        try:
+            if await expander.has_work():
+                await expander.serve()
+            failures = 0
+        except (TaskQueueError, TimeoutError) as error:
+            failures += 1
+            if failures == 1:
+                _log.warning(
+                    "workflows were not expanded (further failures in a row are not logged)",
+                    extra=log_fields(error),
+                )
+        except Exception:  # noqa: BLE001 - the loop must continue after any error
+            failures += 1
+            if failures == 1:
+                _log.exception("workflows were not expanded")
+        pause = OUTAGE_BACKOFF.delay(failures) if failures else look
+        await asyncio.sleep(pause * random.uniform(0.75, 1.25))  # noqa: S311 - it only spreads the load
+
+
+class Expander:
+    """Takes tasks from the internal queue of workflows, and does what they ask for."""
+
+    def __init__(self, backend: Backend) -> None:
+        """Use a backend with the capabilities ``after``, ``control`` and ``dead_letters``. There is no I/O."""
+        self._backend = backend
+        self._control = control_of(backend)
+        self._dependencies = dependencies_of(backend)
+        self._dead_letters = dead_letters_of(backend)
+
+    async def has_work(self) -> bool:
+        """Return whether there are tasks in the internal queue that wait for no others."""
+        ledger = await self._control.ledger(WORKFLOWS)
+        return bool(ledger.waiting or ledger.scheduled or ledger.in_flight)
+
+    async def serve(self) -> None:
+        """Work until there has been nothing to do for a minute."""
+        await self._configure()
+        async with self._subscribed() as subscription:
+            while await self.work(subscription, _LINGER):
+                pass
+
+    async def drain(self) -> None:
+        """Work until nothing is due."""
+        if await self.has_work():
+            async with self._subscribed() as subscription:
+                while await self.work(subscription, 0):
+                    pass
+
+    @contextlib.asynccontextmanager
+    async def _subscribed(self) -> AsyncIterator[Subscription]:
+        subscription = self._backend.subscribe([WORKFLOWS], f"{WORKFLOWS}-{secrets.token_hex(4)}")
+        try:
+            yield subscription
+        finally:
+            await close(subscription)
+
+    async def work(self, subscription: Subscription, seconds: float) -> bool:
+        """Receive tasks and do them, waiting up to some seconds for the first. Return False if there was nothing."""
+        received = await subscription.receive(_AT_ONCE, seconds)
+        for delivery in received.deliveries:
+            taken = asyncio.get_running_loop().time()
+            outcome = await self._outcome(delivery, taken)
+            settings = await self._control.settings(WORKFLOWS)
+            verb = decided(outcome, delivery, settings, random.random)
+            await settle(self._backend, subscription, delivery, verb)
+        return bool(received.deliveries or received.again)
+
+    async def _configure(self) -> None:
+        """Let workflows be remembered for long, unless the queue has settings already."""
+        if not (await self._control.settings(WORKFLOWS)).version:
+            wanted = QueueSettings(result_ttl=_KEPT, dedupe_window=_KEPT)
+            with contextlib.suppress(SettingsConflict):
+                await self._control.configure(WORKFLOWS, wanted)
+
+    async def _outcome(self, delivery: Delivery, taken: float) -> Outcome:
+        task = delivery.task
+        if is_part(task.payload):
+            return Success(task.payload)
+        try:
+            stored = read_stored(task.payload)
+            if stored.cancel:
+                return await self._cancel(stored.workflow)
+            steps = await self._steps(stored)
+            again = delivery.attempt > 1 or delivery.losses > 0
+            if again and await self._state(cancel_id(stored.workflow)) is not None:
+                await self._cancel_steps(stored.workflow, steps)
+            else:
+                outcome = await self._publish(delivery, stored, steps, taken)
+                if outcome is not None:
+                    return outcome
+        except InvalidInput as error:
+            return Rejected(error.code, str(error))
+        except CapabilityMissing as error:
+            return Rejected(error.code, str(error))
+        return Success(graph_of(stored))
+
+    async def _steps(self, stored: Stored) -> tuple[WorkflowStep, ...]:
+        if not stored.parts:
+            return stored.steps
+        parts = await self._control.results(WORKFLOWS, *part_ids(stored.workflow, stored.parts))
+        return steps_in([part or b"" for part in parts])
+
+    async def _state(self, task_id: str) -> State | None:
+        (status,) = await self._control.statuses(WORKFLOWS, task_id)
+        return None if status is None else status.state
+
+    # Publishing
+
+    async def _publish(
+        self, delivery: Delivery, stored: Stored, steps: Sequence[WorkflowStep], taken: float
+    ) -> Outcome | None:
+        """Publish all steps; return why the task is not done, or ``None`` if it is."""
+        tasks = tasks_of(stored.workflow, steps, delivery.task.id)
+        loop = asyncio.get_running_loop()
+        for start in range(0, len(tasks), _BATCH):
+            # Another process may have published the steps since, and they may have ended and been forgotten.
+            if loop.time() - taken > _FRESH:
+                if not await self._control.progress(delivery, start / len(tasks)):
+                    return HandBack()
+                taken = loop.time()
+            for answer in await self._backend.publisher.publish(*tasks[start : start + _BATCH]):
+                if not answer.stored:
+                    return _refused(answer)
+        await self._register(tasks)
+        return None
+
+    async def _register(self, tasks: Sequence[Task]) -> None:
+        """Return when no partition has to be asked any more whether it knows a parent of these tasks.
+
+        Otherwise, a parent could run, end and be forgotten before its child has asked for it.
+        """
+        children = {(task.key, task.id) for task in tasks}
+        while await self._unanswered(children):
+            await carry(self._dependencies)
+
+    async def _unanswered(self, children: set[tuple[str, str]]) -> bool:
+        after = None
+        while lines := await self._dependencies.lines(1000, after):
+            for line in lines:
+                child = line.child
+                if line.kind is not LineKind.REGISTER or child is None:
+                    continue
+                if (child.key, child.task_id) in children:
+                    return True
+            after = lines[-1].id
+        return False
+
+    # Cancelling
+
+    async def _cancel(self, workflow: str) -> Outcome:
+        (text,) = await self._control.results(WORKFLOWS, workflow)
+        if text is not None:
+            await self._cancel_steps(workflow, await self._steps(read_stored(text)))
+        elif dead := await self._dead_letters.get(WORKFLOWS, workflow):
+            await self._cancel_steps(workflow, await self._steps(read_stored(dead.task.payload)))
+            await self._dead_letters.discard(WORKFLOWS, workflow)
+        return Success()
+
+    async def _cancel_steps(self, workflow: str, steps: Sequence[WorkflowStep]) -> None:
+        """Cancel children before their parents, so that the end of a parent releases none of them."""
+        for level in reversed(levels(steps)):
+            for start in range(0, len(level), _BATCH):
+                await gather_all(
+                    self._control.cancel(step.key, step_id(workflow, step.name))
+                    for step in level[start : start + _BATCH]
+                )
+
+
+def _refused(answer: Confirmation) -> Outcome:
+    """Return what becomes of a workflow one of whose steps was not stored."""
+    if answer.status is Published.CONFLICT:
+        text = f"queue {answer.key!r} has another task with the id {answer.task_id!r}"
+        return Rejected("id_conflict", text)
+    text = f"queue {answer.key!r} refused the step {answer.task_id!r}: {answer.reason}"
+    if answer.retry_after is None:
+        return Rejected(str(answer.code), text)
+    return Failed(text)

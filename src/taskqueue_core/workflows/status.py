@@ -1,0 +1,111 @@
+"""What became of a workflow and its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+import msgspec
+
+from taskqueue_core.after import TaskRef, When
+from taskqueue_core.task_state import State
+from taskqueue_core.tasks import TaskStatus
+from taskqueue_core.workflows.steps import WorkflowStep, step_id
+
+__all__ = ["StepStatus", "WorkflowState", "WorkflowStatus"]
+
+
+class WorkflowState(StrEnum):
+    """The state of a workflow.
+
+    >>> (await flow_handle.wait(timeout=30)).state is WorkflowState.ENDED
+    True
+    """
+
+    STORED = "stored"
+    """its steps are not all published"""
+    RUNNING = "running"
+    HELD = "held"
+    """its steps cannot go on before dead letters are redriven or discarded"""
+    ENDED = "ended"
+    """all steps have ended; a dead letter that holds no step counts as ended"""
+
+
+class StepStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one step of a workflow.
+
+    >>> status = await flow_handle.status()
+    >>> status.steps[0].name
+    'resize'
+    """
+
+    name: str
+    key: str
+    """name of the queue"""
+    task_id: str
+    """id of the task"""
+    after: tuple[str | TaskRef, ...] = ()
+    """the parents: names of steps, and tasks outside of the workflow"""
+    when: When = "done"
+    status: TaskStatus | None = None
+    """the status of the task; ``None`` if it is not published yet, or its record was deleted after its end"""
+
+    @property
+    def state(self) -> State | None:
+        """The state of the task; ``None`` if it is not known."""
+        return None if self.status is None else self.status.state
+
+
+class WorkflowStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a workflow.
+
+    >>> status = await flow_handle.status()
+    >>> [step.name for step in status.steps if step.state is State.DEAD]
+    []
+    """
+
+    id: str
+    state: WorkflowState
+    steps: tuple[StepStatus, ...] = ()
+    """the steps, each after its parents; empty if they are not all published"""
+    problem: str | None = None
+    """why the steps are not all published, if an attempt has failed"""
+
+    @staticmethod
+    def of(
+        workflow: str,
+        task: TaskStatus,
+        steps: Sequence[WorkflowStep],
+        statuses: Sequence[TaskStatus | None],
+    ) -> WorkflowStatus:
+        """Return the status. ``task``: that of the task of the workflow; ``statuses``: those of the steps."""
+        found = tuple(
+            StepStatus(
+                name=step.name,
+                key=step.key,
+                task_id=step_id(workflow, step.name),
+                after=step.after,
+                when=step.when,
+                status=status,
+            )
+            for step, status in zip(steps, statuses, strict=True)
+        )
+        return WorkflowStatus(
+            id=workflow, state=_state(task, found), steps=found, problem=task.error
+        )
+
+
+def _state(task: TaskStatus, steps: Sequence[StepStatus]) -> WorkflowState:
+    if task.state.live:
+        return WorkflowState.STORED
+    if task.state is State.DEAD:
+        return WorkflowState.HELD
+    live = [step.status for step in steps if step.status is not None and step.status.state.live]
+    if not live:
+        return WorkflowState.ENDED
+    held = {step.name for step in steps if step.status is not None and step.status.held_by}
+    for step in steps:  # each comes after its parents
+        if step.state is State.BLOCKED and not held.isdisjoint(step.after):
+            held.add(step.name)
+    going = [step for step in steps if step.state is not None and step.state.live]
+    return WorkflowState.HELD if all(step.name in held for step in going) else WorkflowState.RUNNING

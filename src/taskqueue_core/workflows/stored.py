@@ -1,0 +1,130 @@
+"""The stored form of a workflow: tasks of an internal queue, whose payloads servers and local workers read.
+
+The steps of a workflow are one task, whose id is that of the workflow. If they are longer than a payload may be, their
+JSON text is cut into parts. Each part is a task of its own, whose result is its payload, and the task of the workflow
+waits for all of them.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from taskqueue_core.after import After, TaskRef
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.tasks import Task, encoded_task
+from taskqueue_core.workflows.steps import InvalidWorkflow, WorkflowStep
+
+__all__ = [
+    "WORKFLOWS",
+    "Stored",
+    "cancel_id",
+    "cancel_task",
+    "graph_of",
+    "is_part",
+    "manifest_tasks",
+    "part_ids",
+    "read_stored",
+    "steps_in",
+]
+
+WORKFLOWS = "_taskqueue.workflows"
+"""name of the internal queue"""
+_PART = 3 * 64_000
+"""number of bytes of the text in a part; in base64 and with quotation marks, they fit into a payload"""
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The payload of a task of the internal queue, and the result of the task of a workflow."""
+
+    v: Literal[1] = 1
+    """version of the form; another one is refused, because it may mean what this program does not know"""
+    workflow: str
+    """id of the workflow"""
+    steps: tuple[WorkflowStep, ...] = ()
+    """the steps, each after its parents; in a result, without their payloads"""
+    parts: int = 0
+    """number of the parts that have the steps"""
+    cancel: bool = False
+    """whether this is the order to cancel the workflow"""
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Stored)
+
+
+def manifest_tasks(workflow: str, steps: Sequence[WorkflowStep]) -> list[Task]:
+    """Return the tasks that store checked steps: the parts, if there are any, and then the task of the workflow.
+
+    Raises `InvalidWorkflow` if the steps are too large.
+    """
+    text = _encoder.encode(Stored(workflow=workflow, steps=tuple(steps)))
+    if len(text) <= LIMITS.payload:
+        return [encoded_task(WORKFLOWS, text, id=workflow)]
+    if len(text) > LIMITS.workflow:
+        allowed = f"at most {LIMITS.workflow} bytes of JSON for all steps (limit workflow)"
+        raise InvalidWorkflow("steps", f"{len(text)} bytes", allowed)
+    pieces = [text[start : start + _PART] for start in range(0, len(text), _PART)]
+    parts = [
+        Task(key=WORKFLOWS, id=part_id, payload=b'"' + base64.b64encode(piece) + b'"')
+        for part_id, piece in zip(part_ids(workflow, len(pieces)), pieces, strict=True)
+    ]
+    after = After(tasks=tuple(TaskRef(WORKFLOWS, part.id) for part in parts))
+    short = _encoder.encode(Stored(workflow=workflow, parts=len(parts)))
+    return [*parts, Task(key=WORKFLOWS, id=workflow, payload=short, after=after)]
+
+
+def part_ids(workflow: str, number: int) -> list[str]:
+    """Return the ids of the parts of a workflow."""
+    return [f"<part-{place}>{workflow}" for place in range(number)]
+
+
+def cancel_id(workflow: str) -> str:
+    """Return the id of the order to cancel a workflow."""
+    return f"<cancel>{workflow}"
+
+
+def cancel_task(workflow: str) -> Task:
+    """Return the order to cancel a workflow. It waits until the steps are published, or cannot be."""
+    after = After(tasks=(TaskRef(WORKFLOWS, workflow),), when="ended")
+    text = _encoder.encode(Stored(workflow=workflow, cancel=True))
+    return Task(key=WORKFLOWS, id=cancel_id(workflow), payload=text, after=after)
+
+
+def is_part(payload: bytes) -> bool:
+    """Return whether a payload is a part."""
+    return payload[:1] == b'"'
+
+
+def read_stored(text: bytes) -> Stored:
+    """Read a payload, or the result of the task of a workflow. Raises `InvalidInput`."""
+    try:
+        return _decoder.decode(text)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, InvalidInput):
+            raise error.__cause__ from None
+        raise InvalidInput("workflow", str(error), "a workflow that this version reads") from None
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        raise InvalidInput("workflow", "text that is no JSON", "JSON text") from None
+
+
+def steps_in(parts: Sequence[bytes]) -> tuple[WorkflowStep, ...]:
+    """Read the steps in parts. Raises `InvalidInput`."""
+    try:
+        text = b"".join(base64.b64decode(part[1:-1], validate=True) for part in parts)
+    except ValueError:
+        raise InvalidInput("workflow", "a part that is no base64", "base64") from None
+    return read_stored(text).steps
+
+
+def graph_of(stored: Stored) -> bytes:
+    """Return the result of the task of a workflow: the same without the payloads, which are not needed any more."""
+    steps = tuple(
+        replace(step, payload=msgspec.Raw(b"null"), headers={}, inputs=()) for step in stored.steps
+    )
+    return _encoder.encode(replace(stored, steps=steps))
