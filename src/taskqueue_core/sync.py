@@ -9,7 +9,7 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
@@ -24,9 +24,11 @@ from taskqueue_core.backend import Backend
 from taskqueue_core.errors import ConfigurationError, TaskQueueError
 from taskqueue_core.queue import PublishOptions, Queue, connect
 from taskqueue_core.queue_schedules import QueueSchedules
+from taskqueue_core.queue_workflows import QueueWorkflows
 from taskqueue_core.schedule_status import ScheduleStatus
 from taskqueue_core.schedules import Overlap, Schedule
 from taskqueue_core.tasks import Confirmation, Ledger, Task, TaskStatus
+from taskqueue_core.workflows import WorkflowStatus, WorkflowStep
 
 T = TypeVar("T")
 
@@ -284,9 +286,39 @@ class SyncQueue:
         """The schedules in the store; see `Queue.schedules`."""
         return SyncSchedules(self.queue.schedules, self._loop)
 
+    @cached_property
+    def workflows(self) -> SyncWorkflows:
+        """The workflows in the store, as data; see `Queue.workflows`."""
+        return SyncWorkflows(self.queue.workflows, self._loop)
+
     def ledger(self, *keys: str) -> Ledger:
         """Return the sum of the ledgers of the given queues, or of all queues; see `Queue.ledger`."""
         return self._loop.call(self.queue.ledger(*keys))
+
+
+class SyncWorkflows:
+    """`QueueWorkflows` whose methods block until they have a result."""
+
+    def __init__(self, workflows: QueueWorkflows, loop: BlockingCalls) -> None:
+        """Make the calls of ``workflows`` in the event loop to which they belong."""
+        self._workflows = workflows
+        self._loop = loop
+
+    def put(self, steps: Sequence[WorkflowStep], *, id: str | None = None) -> Confirmation:  # noqa: A002 - as in `Task`
+        """Store a workflow; see `QueueWorkflows.put`."""
+        return self._loop.call(self._workflows.put(steps, id=id))
+
+    def get(self, workflow: str) -> WorkflowStatus | None:
+        """Return what became of a workflow; see `QueueWorkflows.get`."""
+        return self._loop.call(self._workflows.get(workflow))
+
+    def cancel(self, workflow: str) -> bool:
+        """Cancel a workflow; see `QueueWorkflows.cancel`."""
+        return self._loop.call(self._workflows.cancel(workflow))
+
+    def wait(self, workflow: str) -> WorkflowStatus | None:
+        """Return the status of a workflow at its end; see `QueueWorkflows.wait`."""
+        return self._loop.call(self._workflows.wait(workflow))
 
 
 class SyncSchedules:

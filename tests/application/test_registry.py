@@ -110,7 +110,9 @@ def _items(names: list[str]) -> None: ...
 def test_options_that_do_not_exist() -> None:
     """U1: a misspelt option of `using` is refused, with the names of those that exist."""
     declared = Tasks().task(fetch)
-    with pytest.raises(InvalidInput, match=r"unknown option 'dely'.*allowed: delay, deadline"):
+    with pytest.raises(
+        InvalidInput, match=r"unknown option 'dely'.*allowed: delay, after, deadline"
+    ):
         declared.using(dely=3)  # type: ignore[call-arg]  # that is the case
 
 

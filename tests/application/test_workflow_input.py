@@ -29,6 +29,7 @@ from taskqueue_core.capabilities import control_of, dead_letters_of
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.queue_settings import change_settings
 from taskqueue_core.workflows import WORKFLOWS
+from taskqueue_memory import MemoryBackend
 from taskqueue_worker import LocalWorker
 from tests.application.flows import SECONDS, Flows, memory, until
 from tests.application.running import working

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
+from taskqueue_core.application.handler_scope import HANDLER_SCOPE
 from taskqueue_core.application.registry import Tasks
 from taskqueue_core.backend import Backend, Subscription
 from taskqueue_core.capabilities import Control, control_of, dead_letters_of, dependencies_of
@@ -176,8 +177,11 @@ class DrainSource(LocalTaskSource):
         carried = 1
         while carried:
             # Steps are published as if by a handler, so that they start no other drain.
-            context = self._run.scope.context.copy()
-            await self._loop.create_task(expander.drain(), context=context)
+            token = HANDLER_SCOPE.set(self._run.scope)
+            try:
+                await expander.drain()
+            finally:
+                HANDLER_SCOPE.reset(token)
             carried, _ = await carry(dependencies)
 
 
@@ -256,6 +260,8 @@ class DrainReceiver:
                 self._start_next()
             elif any(each.since is not changed for each in self._drain.waits):
                 await asyncio.sleep(0)  # it has not looked yet whether this change ended it
+            elif self._drain.changed is not changed:
+                pass  # look again: the store has changed since the receive began
             elif not await self._drain.advance(self._control, due_at):
                 if self._running:
                     self._drain.note_stuck(self._names())
