@@ -98,6 +98,11 @@ class InstrumentedBackend:
         return InstrumentedSchedules(cast("HasSchedules", self.inner).schedules, self.hooks)
 
     @property
+    def workflows(self) -> object:
+        """The workflows of a server, if the wrapped backend is one; otherwise ``None``."""
+        return getattr(self.inner, "workflows", None)
+
+    @property
     def fault(self) -> str | None:
         """Why this process must be restarted with other settings; ``None`` if there is no reason."""
         return None if self._guard is None or self._guard.fault is None else str(self._guard.fault)

@@ -18,6 +18,7 @@ from taskqueue_remote.control import RemoteControl
 from taskqueue_remote.dead_letters import RemoteDeadLetters
 from taskqueue_remote.publisher import RemotePublisher
 from taskqueue_remote.schedules import RemoteSchedules
+from taskqueue_remote.workflows import RemoteWorkflows
 
 _HEALTH_TIMEOUT = 5.0
 
@@ -65,6 +66,7 @@ class RemoteBackend:
         self.control = RemoteControl(self._client)
         self.dead_letters = RemoteDeadLetters(self._client)
         self.schedules = RemoteSchedules(self._client)
+        self.workflows = RemoteWorkflows(self._client)
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> NoReturn:  # noqa: ARG002 - the signature of `Backend`
         """Raise `CapabilityMissing`, because this backend has no subscriptions."""

@@ -20,6 +20,7 @@ from taskqueue_core.errors import (
     TooLarge,
     UnknownKey,
 )
+from taskqueue_core.workflows import InvalidWorkflow
 
 _MAX_DETAIL = 300
 _ERRORS: dict[str, type[TaskQueueError]] = {
@@ -30,6 +31,7 @@ _ERRORS: dict[str, type[TaskQueueError]] = {
         ConfigurationError,
         IdConflict,
         InvalidInput,
+        InvalidWorkflow,
         LeaseLost,
         NotUnique,
         PublishUnconfirmed,

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from taskqueue_core import Middleware, Queue, Reject, Tasks
+from taskqueue_core.backend import Backend
 from taskqueue_memory import MemoryBackend
 
 SECONDS = 60
@@ -28,6 +29,8 @@ class Flows:
         self.broken = True
         """whether the task `breaks` fails"""
         self.started = asyncio.Event()
+        self.backend: Backend = MemoryBackend()
+        """the store on which they run"""
 
         @self.tasks.task
         async def size(name: str) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -16,10 +17,9 @@ from taskqueue_core import (
     chain,
     group,
 )
-from taskqueue_core.backend import Capability
-from taskqueue_core.capabilities import dead_letters_of, has
+from taskqueue_core.capabilities import dead_letters_of
 from tests.application.flows import SECONDS, Flows, until
-from tests.application.running import OpenWorld, World, working
+from tests.application.running import OpenWorld, working
 
 
 @pytest.fixture
@@ -28,14 +28,22 @@ def flows() -> Flows:
     return Flows()
 
 
-@pytest.fixture
-async def world(flows: Flows, world: OpenWorld) -> AsyncIterator[World]:
-    """Open each kind of store, with a worker."""
-    async with world() as opened, flows.tasks.connect(Queue(opened.backend)):
-        if not has(opened.backend, Capability.AFTER):
-            pytest.skip("the store has no tasks that wait for others")
-        async with working(opened.worker(flows.tasks)):
-            yield opened
+def in_world(
+    test: Callable[[Any, Flows], Awaitable[None]],
+) -> Callable[[Any, Flows, OpenWorld], Awaitable[None]]:
+    """Open a store with a worker for a test."""
+
+    async def run(self: Any, flows: Flows, world: OpenWorld) -> None:
+        async with (
+            world() as opened,
+            flows.tasks.connect(Queue(opened.backend)),
+            working(opened.worker(flows.tasks)),
+        ):
+            flows.backend = opened.backend
+            await test(self, flows)
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
 
 
 async def state_of(handle: WorkflowHandle, name: str) -> State | None:
@@ -55,10 +63,10 @@ async def state_when(handle: WorkflowHandle, state: WorkflowState) -> None:
     await until(reached)
 
 
-@pytest.mark.usefixtures("world")
 class TestOnEachStore:
     """What a workflow does on memory, on Redis, and through a server."""
 
+    @in_world
     async def test_results_as_inputs(self, flows: Flows) -> None:
         """U15: the outputs of steps become arguments, whole or in a list, with their types."""
         flow = Workflow()
@@ -73,12 +81,14 @@ class TestOnEachStore:
         assert status.steps[0].task_id == "cat-17.size"
         assert [step.after for step in status.steps] == [(), ("size",), ("size", "double")]
 
+    @in_world
     async def test_a_chain(self, flows: Flows) -> None:
         """U15: each call of a chain begins when the one before it is done."""
         handle = await chain(*(flows.note.call(str(n)) for n in range(20))).publish()
         await handle.wait(SECONDS)
         assert flows.ran == [str(n) for n in range(20)]
 
+    @in_world
     async def test_a_group(self, flows: Flows) -> None:
         """U15: after the calls of a group, `then` and `ended` run, and `failed` is cancelled."""
         flow = group(
@@ -93,7 +103,8 @@ class TestOnEachStore:
         assert len(flows.ran) == 11
         assert await state_of(handle, "failed") is State.CANCELLED
 
-    async def test_a_failure(self, flows: Flows, world: World) -> None:
+    @in_world
+    async def test_a_failure(self, flows: Flows) -> None:
         """U15: a dead letter holds `then` until its redrive, `failed` and `ended` run; the output may be missing."""
         flow = Workflow()
         broken = flow.add(flows.breaks.call())
@@ -108,15 +119,16 @@ class TestOnEachStore:
         assert status.state is State.BLOCKED
         assert [held.task_id for held in status.held_by] == [f"{handle.id}.breaks"]
         flows.broken = False
-        await dead_letters_of(world.backend).redrive("flow.breaks", f"{handle.id}.breaks")
+        await dead_letters_of(flows.backend).redrive("flow.breaks", f"{handle.id}.breaks")
         assert await handle.result(then, SECONDS) == 14
 
-    async def test_a_discarded_parent(self, flows: Flows, world: World) -> None:
+    @in_world
+    async def test_a_discarded_parent(self, flows: Flows) -> None:
         """U15: the discard of a dead letter cancels the step that it holds, and those after that."""
         flow = chain(flows.breaks.call(), flows.note.call("a"), flows.note.call("b"))
         handle = await flow.publish()
         await state_when(handle, WorkflowState.HELD)
-        await dead_letters_of(world.backend).discard("flow.breaks", f"{handle.id}.breaks")
+        await dead_letters_of(flows.backend).discard("flow.breaks", f"{handle.id}.breaks")
         status = await handle.wait(SECONDS)
         assert status.state is WorkflowState.ENDED
         assert [step.state for step in status.steps] == [
@@ -127,6 +139,7 @@ class TestOnEachStore:
         with pytest.raises(TaskCancelled):
             await handle.result(flow.steps[2], SECONDS)
 
+    @in_world
     async def test_cancelling(self, flows: Flows) -> None:
         """U15: cancelling ends what is blocked and stops what runs, and lets no step run that waits for an end."""
         flow = group(
@@ -143,6 +156,7 @@ class TestOnEachStore:
         assert flows.ran == []
         assert not await handle.cancel()
 
+    @in_world
     async def test_a_large_workflow(self, flows: Flows) -> None:
         """U15: a workflow that is longer than a payload is stored in parts."""
         names = [f"{n}" * 90_000 for n in range(8)]
@@ -152,6 +166,7 @@ class TestOnEachStore:
         assert status.state is WorkflowState.ENDED
         assert [await handle.result(step) for step in flow.steps[:8]] == [90_000] * 8
 
+    @in_world
     async def test_the_same_workflow_twice(self, flows: Flows) -> None:
         """U16: publishing a workflow again, before or after its end, changes nothing."""
         flow = chain(flows.note.call("a"), flows.note.call("b"))
@@ -162,6 +177,7 @@ class TestOnEachStore:
         await handle.wait(SECONDS)
         assert flows.ran == ["a", "b"]
 
+    @in_world
     async def test_other_tasks_as_parents(self, flows: Flows) -> None:
         """U15: handles of published tasks are parents of steps, and of tasks without a workflow."""
         first = await flows.size.publish("abc")
@@ -172,6 +188,7 @@ class TestOnEachStore:
         await alone.result(SECONDS)
         assert flows.ran == ["size abc", "after", "alone"]
 
+    @in_world
     async def test_an_unknown_parent(self, flows: Flows) -> None:
         """U15: a step whose parent nobody knows is cancelled, and says why."""
         flow = Workflow()
@@ -182,6 +199,7 @@ class TestOnEachStore:
         assert status is not None
         assert (status.state, status.error) == (State.CANCELLED, "unknown_parent")
 
+    @in_world
     async def test_events(self, flows: Flows) -> None:
         """U15: the events of a workflow end with the ends of its steps."""
         handle = await chain(flows.note.call("a"), flows.note.call("b")).publish()

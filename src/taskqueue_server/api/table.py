@@ -17,6 +17,7 @@ from taskqueue_server.api import (
     settings,
     system,
     tasks,
+    workflows,
 )
 from taskqueue_server.context.server import VERSION
 from taskqueue_server.routing.extensions import Extension
@@ -53,6 +54,7 @@ OPERATIONS = (
     *queues.OPERATIONS,
     *settings.OPERATIONS,
     *schedules.OPERATIONS,
+    *workflows.OPERATIONS,
     *dead_letters.OPERATIONS,
     *system.OPERATIONS,
     *migration.OPERATIONS,

@@ -1,0 +1,128 @@
+"""Workflows: publish, look up, cancel."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from starlette.responses import Response
+
+from taskqueue_core.queue_workflows import QueueWorkflows
+from taskqueue_core.workflows import WorkflowStatus, WorkflowStep
+from taskqueue_server.api.workflow_models import (
+    WorkflowCancelled,
+    WorkflowConfirmation,
+    WorkflowIn,
+)
+from taskqueue_server.problems import ProblemError
+from taskqueue_server.routing.operations import Operation, RequestContext, Scope, answer
+
+
+def _workflows(call: RequestContext) -> QueueWorkflows:
+    return call.context.queue.workflows
+
+
+async def publish(call: RequestContext) -> Response:
+    """Publish a workflow: all of its steps, or none. Repeating the request with the same id is harmless.
+
+    The token must permit publishing to the queue of each step, and reading the results of each task that a step waits
+    for. The steps are published soon after the response. The id of the task of a step is the id of the workflow, a dot
+    and the name of the step. The same id with other steps gives 409.
+    """
+    body = await call.body(WorkflowIn)
+    now = call.context.backend.now()
+    steps = [step.to_step(now, place) for place, step in enumerate(body.steps)]
+    _demand(call, steps)
+    confirmation = await _workflows(call).put(steps, id=body.id)
+    out = WorkflowConfirmation(id=confirmation.task_id, status=confirmation.status)
+    return answer(out, 201 if confirmation.status == "accepted" else 200)
+
+
+def _demand(call: RequestContext, steps: list[WorkflowStep]) -> None:
+    """Raise `ProblemError` unless the client has the right for the queues of all steps, and of their other parents."""
+    for key in {step.key for step in steps}:
+        call.demand(key)
+    for key in {parent.key for step in steps for parent in step.others}:
+        call.demand(key)
+
+
+async def known(call: RequestContext) -> WorkflowStatus:
+    """Return the workflow in the path. Raises `ProblemError` if it is not known, or the client lacks the right.
+
+    Without steps, which say what the right is, the client needs the right for all queues.
+    """
+    found = await _workflows(call).get(call.name("id"))
+    if found is None:
+        raise ProblemError(404, "unknown_workflow", "there is no workflow with this id")
+    for key in {step.key for step in found.steps}:
+        call.demand(key)
+    return found
+
+
+async def workflow(call: RequestContext) -> Response:
+    """Return what became of a workflow and its steps.
+
+    ``state`` is ``stored`` while its steps are not all published, ``running``, ``held`` if only dead letters keep it
+    from continuing, or ``ended``. The status of a step is null if it is not published, or its record was deleted. The
+    token needs the right for the queue of each step.
+    """
+    found = await known(call)
+    if not found.steps and not _may_do_all(call):
+        found = WorkflowStatus(id=found.id, state=found.state)
+    return answer(found)
+
+
+async def cancel(call: RequestContext) -> Response:
+    """Cancel a workflow: what is blocked or waiting ends as cancelled, and what runs is revoked. Idempotent.
+
+    The order is carried out soon after the response. ``cancelled`` is false if the workflow has ended. While its steps
+    are not all published, a token needs the right for all queues; repeat the request later.
+    """
+    found = await known(call)
+    if not found.steps and not _may_do_all(call):
+        raise ProblemError(
+            409, "not_published", "the steps are not all published yet: repeat the request later"
+        )
+    return answer(WorkflowCancelled(await _workflows(call).cancel(found.id)))
+
+
+def _may_do_all(call: RequestContext) -> bool:
+    return call.identity is None or any(map(call.identity.is_allowed, call.verbs))
+
+
+_ID = "/v1/workflows/{id}"
+_EXAMPLE = {
+    "id": "cat-17",
+    "steps": [
+        {"name": "small", "key": "resize", "payload": {"image": "cat.png"}},
+        {
+            "name": "mail",
+            "key": "emails",
+            "payload": {"size": {"$input": 0}},
+            "after": ["small"],
+            "inputs": [0],
+        },
+    ],
+}
+_operation = partial(Operation, tag="workflows", verb=("publish", "admin"), scope=Scope.HANDLER)
+OPERATIONS = (
+    _operation(
+        "POST",
+        "/v1/workflows",
+        publish,
+        {201: WorkflowConfirmation, 200: WorkflowConfirmation},
+        id="workflows_publish",
+        verb="publish",
+        body=WorkflowIn,
+        problems=(409, 429),
+        example=_EXAMPLE,
+    ),
+    _operation("GET", _ID, workflow, {200: WorkflowStatus}, id="workflows_status", problems=(404,)),
+    _operation(
+        "POST",
+        f"{_ID}/cancel",
+        cancel,
+        {200: WorkflowCancelled},
+        id="workflows_cancel",
+        problems=(404, 409),
+    ),
+)
