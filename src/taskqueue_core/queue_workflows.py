@@ -163,6 +163,8 @@ class QueueWorkflows:
             status = await self.get(workflow)
             going = (WorkflowState.STORED, WorkflowState.RUNNING)
             if status is None or status.state not in going:
-                return await self.get(workflow)  # steps were read one after another, and may have changed meanwhile
+                return await self.get(
+                    workflow
+                )  # steps were read one after another, and may have changed meanwhile
             await asyncio.sleep(pause)
             pause = min(pause * _GROWTH, _LONGEST_PAUSE)

@@ -68,6 +68,7 @@ BODIES: dict[str, Any] = {
     "POST /v1/tasks": {"key": "a", "id": "x"},
     "POST /v1/tasks/batch": {"key": "a", "id": "x"},
     "POST /v1/retries": {"task": {"key": "a", "id": "x"}, "delay": 1},
+    "POST /v1/workflows": {"steps": [{"name": "s", "key": "a"}], "id": "other"},
 }
 """Operations whose key is in the request body."""
 SCHEDULE: Any = {"when": {"type": "every", "seconds": 60}, "call": {"key": "a"}}
@@ -83,6 +84,8 @@ OF_SCHEDULES = {
     "POST /schedules/{name}",
 }
 """Operations that need a right for the queue of the schedule."""
+OF_WORKFLOWS = {"GET /v1/workflows/{id}", "POST /v1/workflows/{id}/cancel"}
+"""Operations that need a right for the queue of each step of the workflow."""
 WRONG = "tq_wrong"
 
 
@@ -135,7 +138,7 @@ def test_what_is_public() -> None:
     """
     assert {name(one) for one in EVERYTHING if not one.verbs} == PUBLIC
     assert {name(one) for one in GUARDED if one.scope is Scope.HANDLER} == (
-        LISTS | {*BODIES} | OF_SCHEDULES
+        LISTS | {*BODIES} | OF_SCHEDULES | OF_WORKFLOWS
     )
     for one in GUARDED:
         assert set(one.verbs) <= set(ALL)

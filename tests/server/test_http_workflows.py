@@ -1,0 +1,167 @@
+"""Workflows over HTTP, and the rights that they need."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from taskqueue_core.backend import Backend
+from taskqueue_core.capabilities import control_of
+from taskqueue_core.hooks import INTERNAL_QUEUES
+from taskqueue_core.workflows import WORKFLOWS
+from taskqueue_memory import MemoryBackend
+from tests.server.access import ADMIN, A, B, bearer, entry, write
+from tests.server.support import Running, http, problem, running
+
+URL = "/v1/workflows"
+BOTH = "tq_publishes-to-a-and-b"
+READS = "tq_consumes-b"
+
+
+def workflow(*steps: tuple[str, dict[str, Any]], **more: Any) -> dict[str, Any]:
+    """Return a body; steps are keys with the other fields, and their names are numbers."""
+    return {
+        "steps": [{"name": f"s{n}", "key": key} | fields for n, (key, fields) in enumerate(steps)]
+    } | more
+
+
+@asynccontextmanager
+async def guarded(tmp_path: Path) -> AsyncIterator[tuple[Running, httpx2.AsyncClient]]:
+    """Run a server that requires a token."""
+    rows = [
+        entry(ADMIN, "admin"),
+        entry(A, "a", keys=("a",)),
+        entry(B, "b", keys=("b",)),
+        entry(BOTH, "both", verbs=("publish",), keys=("a", "b", WORKFLOWS)),
+        entry(READS, "reads", verbs=("publish",), keys=("a",)),
+    ]
+    path = write(tmp_path / "tokens.toml", *rows)
+    async with running(MemoryBackend(), tokens_file=path) as it, http(it) as client:
+        yield it, client
+
+
+async def state(client: httpx2.AsyncClient, url: str, wanted: str, **more: Any) -> dict[str, Any]:
+    """Wait until a workflow has a state, and return it."""
+    async with asyncio.timeout(60):
+        while True:
+            found: dict[str, Any] = (await client.get(url, **more)).json()
+            if found["state"] == wanted:
+                return found
+            await asyncio.sleep(0.01)
+
+
+async def stored(backend: Backend) -> tuple[str, ...]:
+    """Return the queues of a store."""
+    return await control_of(backend).queues()
+
+
+async def test_publish_read_and_cancel() -> None:
+    """U15: a workflow is published, its steps are read by state, and it is cancelled."""
+    body = workflow(("a", {}), ("b", {"after": ["s0"], "inputs": [0], "payload": {"$input": 0}}))
+    async with running() as it, http(it) as client:
+        answer = await client.post(URL, json=body | {"id": "w"})
+        assert (answer.status_code, answer.json()) == (201, {"id": "w", "status": "accepted"})
+        again = await client.post(URL, json=body | {"id": "w"})
+        assert (again.status_code, again.json()) == (200, {"id": "w", "status": "duplicate"})
+        other = body | {"id": "w", "steps": body["steps"][:1]}
+        problem(await client.post(URL, json=other), 409, "id_conflict")
+        found = await state(client, f"{URL}/w", "running")
+        assert [(s["name"], s["task_id"], s["status"]["state"]) for s in found["steps"]] == [
+            ("s0", "w.s0", "waiting"),
+            ("s1", "w.s1", "blocked"),
+        ]
+        answer = await client.post(f"{URL}/w/cancel")
+        assert answer.json() == {"cancelled": True}
+        found = await state(client, f"{URL}/w", "ended")
+        assert {step["status"]["state"] for step in found["steps"]} == {"cancelled"}
+        assert (await client.post(f"{URL}/w/cancel")).json() == {"cancelled": False}
+        problem(await client.get(f"{URL}/never"), 404, "unknown_workflow")
+        problem(await client.post(f"{URL}/never/cancel"), 404, "unknown_workflow")
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (workflow(), "steps"),
+        (workflow(("a", {"after": ["s1"]}), ("a", {"after": ["s0"]})), "steps.s0.after"),
+        (workflow(("a", {"after": ["x"]})), "steps.s0.after"),
+        (workflow(("a", {"name": "x"}), ("a", {"name": "x"})), "steps.x.name"),
+        (workflow(("a", {"priority": 10})), "steps.0.priority"),
+        (workflow(("a", {"name": "x.y"})), "steps.0.name"),
+        (workflow(("a", {"delay": 1, "not_before": 2})), "steps.0.delay"),
+        (workflow(("a", {}), id="<w"), "id"),
+    ],
+    ids=["empty", "cycle", "unknown", "twice", "priority", "dot", "times", "id"],
+)
+async def test_bad_input(body: dict[str, Any], field: str) -> None:
+    """U15: a workflow that is wrong is refused with the field, before anything is stored."""
+    async with running() as it, http(it) as client:
+        answer = await client.post(URL, json=body)
+        assert answer.status_code == 422, answer.text
+        assert answer.json()["field"] == field
+        assert await stored(it.backend) == ()
+
+
+REF = {"key": "b", "task_id": "x"}
+
+
+@pytest.mark.parametrize(
+    ("token", "body", "status"),
+    [
+        (A, workflow(("a", {})), 201),
+        (A, workflow(("b", {})), 403),
+        (A, workflow(("a", {}), ("b", {"after": ["s0"]})), 403),
+        (A, workflow(("a", {"after": [REF]})), 403),
+        (A, workflow(("a", {"after": [REF], "inputs": [0]})), 403),
+        (B, workflow(("a", {"after": [REF]})), 403),
+        (READS, workflow(("a", {"after": [REF]})), 403),
+        (BOTH, workflow(("a", {}), ("b", {"after": ["s0"]})), 201),
+        (BOTH, workflow(("a", {"after": [REF]})), 201),
+        (BOTH, workflow((WORKFLOWS, {})), 403),
+        (BOTH, workflow(("a", {"after": [{"key": WORKFLOWS, "task_id": "x"}]})), 403),
+        (ADMIN, workflow(("a", {}), ("b", {"after": [REF]})), 201),
+    ],
+)
+async def test_rights(tmp_path: Path, token: str, body: dict[str, Any], status: int) -> None:
+    """U15: each step's queue and each parent's queue needs its right, and nothing is stored without all of them."""
+    async with guarded(tmp_path) as (it, client):
+        answer = await client.post(URL, json=body, headers=bearer(token))
+        assert answer.status_code == status, answer.text
+        if status == 403:
+            assert await stored(it.backend) == ()
+
+
+async def test_rights_to_read_and_to_cancel(tmp_path: Path) -> None:
+    """U15: a workflow is shown and cancelled only with the right for the queue of each step."""
+    body = workflow(("a", {}), ("b", {"after": ["s0"]}), id="w")
+    async with guarded(tmp_path) as (_, client):
+        await client.post(URL, json=body, headers=bearer(BOTH))
+        await state(client, f"{URL}/w", "running", headers=bearer(ADMIN))
+        for token, status in ((A, 403), (B, 403), (BOTH, 200)):
+            assert (await client.get(f"{URL}/w", headers=bearer(token))).status_code == status
+        for token, status in ((A, 403), (B, 403), (BOTH, 200)):
+            answer = await client.post(f"{URL}/w/cancel", headers=bearer(token))
+            assert answer.status_code == status
+
+
+async def test_no_client_publishes_to_the_internal_queue(tmp_path: Path) -> None:
+    """U15: no token permits to publish to the queue of workflows, not even one that names it."""
+    assert WORKFLOWS not in INTERNAL_QUEUES
+    async with guarded(tmp_path) as (it, client):
+        for token in (ADMIN, BOTH):
+            task = {"key": WORKFLOWS, "id": "w"}
+            answer = await client.post("/v1/tasks", json=task, headers=bearer(token))
+            problem(answer, 403, "forbidden")
+            answer = await client.post(
+                "/v1/tasks/batch",
+                content='{"key": "_taskqueue.workflows"}\n',
+                headers=bearer(token) | {"content-type": "application/x-ndjson"},
+            )
+            assert answer.json()["code"] == "forbidden"
+        assert await stored(it.backend) == ()
