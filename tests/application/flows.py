@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from taskqueue_core import Middleware, Queue, Reject, Tasks
+from taskqueue_core import Codec, Middleware, Queue, Reject, Tasks
 from taskqueue_core.backend import Backend
 from taskqueue_memory import MemoryBackend
 
@@ -23,8 +23,8 @@ async def until(condition: Callable[[], Awaitable[object]]) -> None:
 class Flows:
     """A registry, and what its tasks have seen."""
 
-    def __init__(self, *middleware: Middleware) -> None:
-        self.tasks = Tasks(prefix="flow.", middleware=middleware)
+    def __init__(self, *middleware: Middleware, codec: Codec | None = None) -> None:
+        self.tasks = Tasks(prefix="flow.", middleware=middleware, codec=codec)
         self.ran: list[str] = []
         self.broken = True
         """whether the task `breaks` fails"""

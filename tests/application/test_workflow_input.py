@@ -22,6 +22,7 @@ from taskqueue_core import (
     Workflow,
     WorkflowHandle,
     WorkflowState,
+    Zlib,
     chain,
     group,
 )
@@ -219,3 +220,31 @@ async def test_a_queue_that_is_full(flows: Flows) -> None:
             )
             await handle.wait(SECONDS)
         assert flows.ran == ["a", "b"]
+
+
+class Shuffled(Zlib):
+    """A codec that encodes the same text differently each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._number = 0
+
+    def encode(self, data: bytes) -> bytes:
+        """Add a number."""
+        self._number += 1
+        return super().encode(data + b" " * self._number)
+
+
+@pytest.mark.parametrize("length", [3, 400_000])
+async def test_codecs(length: int) -> None:
+    """U15, U17: payloads and results are encoded in the store; the same workflow again is a repetition."""
+    flows = Flows(codec=Shuffled())
+    async with memory(flows) as backend:
+        flow = Workflow()
+        size = flow.add(flows.size.call("x" * length))
+        flow.add(flows.double.call(size.output))
+        handle = await flow.publish(id="w")
+        await flow.publish(id="w")
+        async with working(LocalWorker(flows.tasks, backend=backend)):
+            assert await handle.result(flow.steps[1], SECONDS) == 2 * length
+        await flow.publish(id="w")

@@ -158,7 +158,7 @@ class Workflow:
             ]
 
         await publish_together(
-            [step.call for step in steps],
+            [step.call.using(id=step_id(workflow, step.name)) for step in steps],
             lambda call: call.function.task(queue, call.payload),
             send,
         )

@@ -87,7 +87,13 @@ class WorkflowHandle:
         """
         function = step.call.function
         task_id = step_id(self.id, step.name)
-        return Handle(function.queue, task_id, self._queue, function.read_result)
+        return Handle(
+            function.queue,
+            task_id,
+            self._queue,
+            function.read_result,
+            encoding=function.encoding,
+        )
 
     async def result(self, step: Step[S], timeout: float | None = None) -> S:
         """Wait until a step has ended, and return its result, as `Handle.result` does, with its errors.

@@ -18,6 +18,7 @@ from taskqueue_core.after import After, TaskRef
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Task, encoded_task
+from taskqueue_core.uniqueness import sha256
 from taskqueue_core.workflows.steps import InvalidWorkflow, WorkflowStep
 
 __all__ = [
@@ -63,20 +64,37 @@ def manifest_tasks(workflow: str, steps: Sequence[WorkflowStep]) -> list[Task]:
 
     Raises `InvalidWorkflow` if the steps are too large.
     """
-    text = _encoder.encode(Stored(workflow=workflow, steps=tuple(steps)))
+    text, digest = _encoder.encode(Stored(workflow=workflow, steps=tuple(steps))), _digest_of(steps)
     if len(text) <= LIMITS.payload:
-        return [encoded_task(WORKFLOWS, text, id=workflow)]
+        return [encoded_task(WORKFLOWS, text, id=workflow, content_digest=digest)]
     if len(text) > LIMITS.workflow:
         allowed = f"at most {LIMITS.workflow} bytes of JSON for all steps (limit workflow)"
         raise InvalidWorkflow("steps", f"{len(text)} bytes", allowed)
     pieces = [text[start : start + _PART] for start in range(0, len(text), _PART)]
     parts = [
-        Task(key=WORKFLOWS, id=part_id, payload=b'"' + base64.b64encode(piece) + b'"')
+        Task(
+            key=WORKFLOWS,
+            id=part_id,
+            payload=b'"' + base64.b64encode(piece) + b'"',
+            content_digest=digest,
+        )
         for part_id, piece in zip(part_ids(workflow, len(pieces)), pieces, strict=True)
     ]
     after = After(tasks=tuple(TaskRef(WORKFLOWS, part.id) for part in parts))
     short = _encoder.encode(Stored(workflow=workflow, parts=len(parts)))
-    return [*parts, Task(key=WORKFLOWS, id=workflow, payload=short, after=after)]
+    main = Task(key=WORKFLOWS, id=workflow, payload=short, after=after, content_digest=digest)
+    return [*parts, main]
+
+
+def _digest_of(steps: Sequence[WorkflowStep]) -> bytes | None:
+    """Return the digest of steps whose payloads may differ if they are encoded again; ``None`` if there is none."""
+    if all(step.content_digest is None for step in steps):
+        return None
+    plain = [
+        step if step.content_digest is None else replace(step, payload=msgspec.Raw(b"null"))
+        for step in steps
+    ]
+    return sha256(_encoder.encode(plain))
 
 
 def part_ids(workflow: str, number: int) -> list[str]:
@@ -125,6 +143,7 @@ def steps_in(parts: Sequence[bytes]) -> tuple[WorkflowStep, ...]:
 def graph_of(stored: Stored) -> bytes:
     """Return the result of the task of a workflow: the same without the payloads, which are not needed any more."""
     steps = tuple(
-        replace(step, payload=msgspec.Raw(b"null"), headers={}, inputs=()) for step in stored.steps
+        replace(step, payload=msgspec.Raw(b"null"), headers={}, inputs=(), content_digest=None)
+        for step in stored.steps
     )
     return _encoder.encode(replace(stored, steps=steps))

@@ -15,6 +15,7 @@ from taskqueue_core.tasks import DEFAULT_PRIORITY, Published
 from taskqueue_core.workflows import WorkflowStep
 from taskqueue_server.routing.schemas import (
     Attempts,
+    ContentDigest,
     HeadersField,
     Instant,
     Name,
@@ -52,6 +53,7 @@ class StepIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     not_before: Instant | None = None
     delay: Seconds | None = None
     max_attempts: Attempts | None = None
+    content_digest: ContentDigest | None = None
     after: _Parents = []
     when: When = "done"
     on_dead: OnDead = "hold"
@@ -71,6 +73,7 @@ class StepIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 deadline=instant(now, "expires_in", self.expires_in, "deadline", self.deadline),
                 not_before=instant(now, "delay", self.delay, "not_before", self.not_before),
                 max_attempts=self.max_attempts,
+                content_digest=self.content_digest,
                 after=tuple(
                     each if isinstance(each, str) else TaskRef(each.key, each.task_id)
                     for each in self.after
