@@ -28,6 +28,7 @@ from taskqueue_core.application.encoding import (
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.queue import Queue
+from taskqueue_core.queue_settings import change_settings
 from taskqueue_core.tasks import State, Task
 from taskqueue_memory import MemoryBackend
 from taskqueue_worker import LocalWorker, Worker
@@ -319,3 +320,41 @@ async def test_a_plain_handle() -> None:
         with pytest.raises(TaskDead) as caught:
             await fail.using(on=taskqueue.queue).handle(failing.id).result()
         assert caught.value.error == "LookupError: encoded (zlib, fernet, key new)"
+
+
+async def test_one_of_a_batch() -> None:
+    """U17: an undecodable task of a batch is put off alone; the others run together."""
+    vault, other = Vault(), Vault(Fernet(keys={"old": OLD}))
+    async with TestQueue(vault.tasks) as taskqueue:
+        good = await vault.tasks.publish_many(vault.print_all.call([card]) for card in ("ab", "cd"))
+        bad = await other.print_all.call(["x"]).task(taskqueue.queue)
+        await taskqueue.queue.publish_many([bad])
+        await taskqueue.drain()
+        assert [await handle.result() for handle in good] == ["ba", "dc"]
+        status = await taskqueue.queue.status(bad.key, bad.id)
+        assert status is not None
+        assert (status.state, status.attempt) == (State.SCHEDULED, 2)
+
+
+async def test_copies_of_a_fan_out() -> None:
+    """U17: copies in other queues are decoded there, and an honest repetition adds none."""
+    codec, seen = CodecChain(Zlib(), Fernet(keys=[NEW])), list[str]()
+    vault, copies = Vault(codec), Tasks(prefix="copy.", codec=codec)
+
+    async def note(card: str, amount: int = 5) -> int:
+        seen.append(card)
+        return amount
+
+    one, two = copies.task("one")(note), copies.task("two")(note)
+    backend = MemoryBackend()
+    async with connect(backend) as queue, vault.tasks.connect(queue):
+        bound = {"bound_to": (one.queue, two.queue)}
+        await change_settings(backend.control, KEY, lambda old: old.model_copy(update=bound))
+        for status in ("accepted", "duplicate"):
+            handle = await vault.charge.using(id="t1").publish(SECRET, amount=7)
+            assert handle.confirmation is not None
+            assert handle.confirmation.status == status
+        async with working(LocalWorker(copies, backend=backend)):
+            for task in (one, two):
+                assert await task.using(on=queue).handle("t1").result(10) == 7
+    assert seen == [SECRET] * 2
