@@ -10,6 +10,7 @@ from taskqueue_core.authoring.batches import (
     KEPT,
     Tally,
     closed,
+    is_batch,
     joined,
     moved,
     refused_by_batch,
@@ -125,8 +126,3 @@ class Batches:
             links.drop(self._lines.pop(batch, None))
             line = Line(id="", kind=LineKind.COUNT, parent=batch, count=count)
             self._lines[batch] = str(links.add(line))
-
-
-def is_batch(task: Task) -> bool:
-    """Return whether a task is a batch, and not a member of one."""
-    return task.batch == TaskRef(task.key, task.id)

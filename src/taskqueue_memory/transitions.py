@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from msgspec import structs
 
+from taskqueue_core.authoring.batches import is_batch
 from taskqueue_core.authoring.entries import held_by, meet
 from taskqueue_core.authoring.helpers import refusal
 from taskqueue_core.errors import LeaseLost
@@ -21,7 +22,6 @@ from taskqueue_core.tasks import (
     State,
     Task,
 )
-from taskqueue_memory.batches import is_batch
 from taskqueue_memory.records import Consumer, QueueState, TaskRecord
 from taskqueue_memory.steps import Steps
 

@@ -27,6 +27,7 @@ from taskqueue_core.errors import BackendUnavailable, TaskQueueError
 from taskqueue_core.recordstore import RecordBackend
 from taskqueue_core.recordstore.backend import RecordPublisher
 from taskqueue_core.recordstore.control import RecordControl
+from taskqueue_core.recordstore.dependencies import RecordDependencies
 from taskqueue_core.recordstore.notify import RecordRoomSignal
 from taskqueue_core.recordstore.schedules import RecordSchedules
 from taskqueue_core.recordstore.subscription import RecordSubscription
@@ -42,6 +43,7 @@ CAPABILITIES = Capabilities(
             Capability.FLOW,
             Capability.UNIQUE,
             Capability.SCHEDULES,
+            Capability.AFTER,
         }
     ),
     shared=True,
@@ -247,6 +249,16 @@ class SharedSchedules(RecordSchedules):
         return super().signal()
 
 
+class SharedDependencies(RecordDependencies):
+    """Lines whose wait also ends after commits of other processes."""
+
+    _transitions: SharedTransitions
+
+    async def changed(self, seconds: float) -> None:
+        self._transitions.watch()
+        await super().changed(seconds)
+
+
 class SharedBackend(RecordBackend):
     """A backend on a file that other processes have open as well."""
 
@@ -263,6 +275,7 @@ class SharedBackend(RecordBackend):
         self.dead_letters._transitions = self._transitions
         self.control = SharedControl(self._transitions, self.control._stored)
         self.schedules = SharedSchedules(self._transitions, self.publisher.publish_one)
+        self.dependencies = SharedDependencies(self._transitions)
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> SharedSubscription:
         self._transitions.ensure_open()

@@ -36,6 +36,7 @@ CREATE TABLE IF NOT EXISTS counters (key TEXT, name TEXT, value INTEGER, PRIMARY
 CREATE TABLE IF NOT EXISTS settings (key TEXT PRIMARY KEY, value TEXT);
 CREATE TABLE IF NOT EXISTS buckets (key TEXT PRIMARY KEY, tokens REAL, at REAL);
 CREATE TABLE IF NOT EXISTS schedules (name TEXT, key TEXT, due REAL, record BLOB, PRIMARY KEY (name, key));
+CREATE TABLE IF NOT EXISTS links (name TEXT PRIMARY KEY, value BLOB);
 CREATE TABLE IF NOT EXISTS lives (owner INTEGER PRIMARY KEY, consumer TEXT, keys BLOB, since REAL, silent_at REAL);
 COMMIT;
 """
@@ -235,6 +236,20 @@ class SharedStore(RecordStore):
         with self._mapped():
             return [msgspec.msgpack.decode(blob, type=ScheduleRecord) for (blob,) in rows]
 
+    def load_link(self, name: str) -> bytes | None:
+        rows = self._run("SELECT value FROM links WHERE name = ?", name)
+        return rows[0][0] if rows else None
+
+    def save_link(self, name: str, value: bytes) -> None:
+        self._write("REPLACE INTO links VALUES (?, ?)", name, value)
+
+    def drop_link(self, name: str) -> None:
+        self._write("DELETE FROM links WHERE name = ?", name)
+
+    def links(self, first: str, last: str, limit: int) -> list[tuple[str, bytes]]:
+        query = "SELECT name, value FROM links WHERE name >= ? AND name < ? ORDER BY name LIMIT ?"
+        return self._run(query, first, last, limit)
+
     def count(self, key: str, name: str, by: int = 1) -> None:
         if "counters in a second transaction" in self.mistakes:
             self._later.append((key, name, by))
@@ -320,5 +335,5 @@ class SharedStore(RecordStore):
 
     def size(self) -> int:
         """Return the number of rows in all tables."""
-        tables = ("records", "schedules", "counters", "settings", "buckets", "lives")
+        tables = ("records", "schedules", "links", "counters", "settings", "buckets", "lives")
         return sum(self._run(f"SELECT count(*) FROM {table}")[0][0] for table in tables)  # noqa: S608

@@ -41,6 +41,7 @@ class Disk:
         self.settings: dict[str, QueueSettings] = {}
         self.buckets: dict[str, Bucket] = {}
         self.schedules: dict[tuple[str, str], ScheduleRecord] = {}
+        self.links: dict[str, bytes] = {}
 
     def copy(self) -> Disk:
         """Return a copy, so that changes to its dicts leave the original unchanged."""
@@ -48,6 +49,7 @@ class Disk:
         made.rows, made.counters = dict(self.rows), dict(self.counters)
         made.settings, made.buckets = dict(self.settings), dict(self.buckets)
         made.schedules = dict(self.schedules)
+        made.links = dict(self.links)
         return made
 
 
@@ -198,6 +200,24 @@ class DictStore(RecordStore):
             (one.due, place) for place, one in self._new.schedules.items() if one.due is not None
         ]
         return [self._new.schedules[place] for at, place in sorted(due)[:limit] if at <= until]
+
+    def load_link(self, name: str) -> bytes | None:
+        """Return the value of a link."""
+        return self._new.links.get(name)
+
+    def save_link(self, name: str, value: bytes) -> None:
+        """Store a link."""
+        self.fail("save")
+        self._new.links[name] = value
+
+    def drop_link(self, name: str) -> None:
+        """Delete a link."""
+        self._new.links.pop(name, None)
+
+    def links(self, first: str, last: str, limit: int) -> Sequence[tuple[str, bytes]]:
+        """Return links by name, by sorting all."""
+        names = sorted(name for name in self._new.links if first <= name < last)
+        return [(name, self._new.links[name]) for name in names[:limit]]
 
     def count(self, key: str, name: str, by: int = 1) -> None:
         """Add to a counter of a queue."""

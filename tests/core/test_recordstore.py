@@ -47,6 +47,7 @@ class TestRecordStore(BackendSuite):
                 Capability.FLOW,
                 Capability.UNIQUE,
                 Capability.SCHEDULES,
+                Capability.AFTER,
             }
         ),
         durable=True,

@@ -28,6 +28,7 @@ class TestSQLite(BackendSuite):
                 Capability.FLOW,
                 Capability.UNIQUE,
                 Capability.SCHEDULES,
+                Capability.AFTER,
             }
         ),
         durable=True,
@@ -54,7 +55,7 @@ class TestSQLite(BackendSuite):
     async def stored(self, backend: Backend) -> int:
         """Count the rows of all tables."""
         store = backend._transitions.store
-        tables = ("records", "schedules", "counters", "settings", "buckets")
+        tables = ("records", "schedules", "links", "counters", "settings", "buckets")
         return sum(store._run(f"SELECT count(*) FROM {table}")[0][0] for table in tables)  # noqa: S608
 
     @contextmanager

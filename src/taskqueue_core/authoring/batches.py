@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 from msgspec import structs
 
-from taskqueue_core.after import PARENT_ENDED
+from taskqueue_core.after import PARENT_ENDED, TaskRef
 from taskqueue_core.authoring.waits import Change
 from taskqueue_core.capabilities import Count
 from taskqueue_core.task_state import State
@@ -36,6 +36,11 @@ class Tally(msgspec.Struct, kw_only=True, eq=False):
         if any(count.failed for count in self.counts.values()):
             return Change(State.CANCELLED, PARENT_ENDED)
         return Change(State.DONE)
+
+
+def is_batch(task: Task) -> bool:
+    """Return whether a task is a batch, and not a member of one."""
+    return task.batch == TaskRef(task.key, task.id)
 
 
 def joined(count: Count) -> Count:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 from taskqueue_core.authoring.entries import held_by, meet
 from taskqueue_core.authoring.helpers import (
@@ -10,7 +11,6 @@ from taskqueue_core.authoring.helpers import (
     check_size,
     encodable,
     refusal,
-    reject_after,
     reject_ordering_keys,
 )
 from taskqueue_core.backend import Capabilities, Capability
@@ -19,16 +19,17 @@ from taskqueue_core.clock import Clock
 from taskqueue_core.errors import PublishUnconfirmed, TaskQueueError
 from taskqueue_core.limits import check_time
 from taskqueue_core.recordstore.control import RecordControl, RecordDeadLetters
+from taskqueue_core.recordstore.dependencies import RecordDependencies
 from taskqueue_core.recordstore.notify import RecordRoomSignal
 from taskqueue_core.recordstore.schedules import RecordSchedules
 from taskqueue_core.recordstore.store import Record, RecordStore
 from taskqueue_core.recordstore.subscription import RecordSubscription
 from taskqueue_core.recordstore.transitions import STEP, Transitions
-from taskqueue_core.tasks import Confirmation, Delivery, Health, Published, Settled, State, Task
+from taskqueue_core.tasks import Confirmation, Delivery, Health, Published, Settled, Task
 
 
 class RecordPublisher:
-    """The publisher of a `RecordBackend`. Each call takes effect in one atomic step."""
+    """The publisher of a `RecordBackend`. Each call takes effect in one atomic step, or in several for many parents."""
 
     def __init__(self, transitions: Transitions) -> None:
         self._transitions = transitions
@@ -36,29 +37,24 @@ class RecordPublisher:
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         check_size("tasks", tasks)
         reject_ordering_keys(tasks)
-        reject_after(tasks)
-        return await self._transitions.when_promoted(
-            {task.key for task in tasks},
-            lambda now: tuple([self.publish_one(task, now) for task in tasks]),
-            PublishUnconfirmed,
-        )
+        answers: list[Confirmation] = []
+        for part in _parts(tasks):
+            keys = {task.key for task in part}
+            step = partial(self._publish, part)
+            answers += await self._transitions.when_promoted(keys, step, PublishUnconfirmed)
+        return tuple(answers)
+
+    def _publish(self, tasks: Sequence[Task], now: float) -> list[Confirmation]:
+        return [self.publish_one(task, now) for task in tasks]
 
     def publish_one(self, task: Task, now: float) -> Confirmation:
         """Publish a task within a step."""
         transitions = self._transitions
         settings = transitions.store.settings(task.key)
-        record = transitions.find(task.key, task.id, now)
-        if record and (known := record.recognise(task, now, settings.dedupe_window)):
-            if record.replaced is not None:
-                return held_by(task, known, record.replaced)
-            return _confirmation(task, known)
-        if task.unique is not None:
-            found = meet(task, transitions.store.sharing(task.key, task.unique.key, STEP), now)
-            if isinstance(found, Record):
-                transitions.replace(found, task, now)
-                return held_by(task, Published.REPLACED, found.task.id)
-            if found is not None:
-                return found
+        answer = self._known(task, settings.dedupe_window, now)
+        answer = answer or transitions.links.batches.refused(task) or self._held(task, now)
+        if answer is not None:
+            return answer
         if settings.capacity is not None or settings.intake_paused or settings.moved_to:
             refused = refusal(task, settings, transitions.store.counters(task.key)["fresh"])
             if refused is not None:
@@ -69,8 +65,28 @@ class RecordPublisher:
             else task.unique.due_at(task.not_before, now, now)
         )
         record = Record(task=task, at=due or now, published_at=now if task.unique else 0.0)
-        transitions.move(record, State.SCHEDULED if record.at > now else State.WAITING, now)
+        transitions.begin(record, now)
         return _confirmation(task, Published.ACCEPTED)
+
+    def _known(self, task: Task, window: float, now: float) -> Confirmation | None:
+        """Return the answer to the publish of a known id."""
+        record = self._transitions.find(task.key, task.id, now)
+        if record is None or (known := record.recognise(task, now, window)) is None:
+            return None
+        if record.replaced is not None:
+            return held_by(task, known, record.replaced)
+        return _confirmation(task, known)
+
+    def _held(self, task: Task, now: float) -> Confirmation | None:
+        """Return the answer to the publish of a task whose unique key is held, after a replacement."""
+        if task.unique is None:
+            return None
+        holders = self._transitions.store.sharing(task.key, task.unique.key, STEP)
+        found = meet(task, holders, now)
+        if isinstance(found, Record):
+            self._transitions.replace(found, task, now)
+            return held_by(task, Published.REPLACED, found.task.id)
+        return found
 
     def room_signal(self, *keys: str) -> RecordRoomSignal:
         return RecordRoomSignal(self._transitions.signals, keys)
@@ -98,12 +114,13 @@ class RecordPublisher:
                 record.settle("retry")
             if record.ended:  # the retry of an ended task creates a new entry
                 record.task, record.state, record.digest, record.replaced = task, None, None, None
+                record.wait, record.linked = None, False
             if record.state is None:
                 record.published_at = now
+                self._transitions.links.batches.begin(record, now)
             record.retry(used, encodable(error), now, traceback=traceback, free=free)
-            record.at = at
             self._transitions.store.count(task.key, "retried")
-            self._transitions.move(record, State.SCHEDULED, now)
+            self._transitions.schedule(record, at, now)
         return _confirmation(task, Published.ACCEPTED)
 
 
@@ -111,8 +128,19 @@ def _confirmation(task: Task, status: Published) -> Confirmation:
     return Confirmation(key=task.key, task_id=task.id, status=status)
 
 
+def _parts(tasks: Sequence[Task]) -> Iterator[Sequence[Task]]:
+    """Divide tasks so that one step looks at a limited number of parents."""
+    start = parents = 0
+    for place, task in enumerate(tasks):
+        if parents >= STEP:
+            yield tasks[start:place]
+            start, parents = place, 0
+        parents += 0 if task.after is None else len(task.after.tasks)
+    yield tasks[start:]
+
+
 class RecordBackend:
-    """A backend on a `RecordStore`, with ``dead_letters``, ``control``, ``flow``, ``unique`` and ``schedules``.
+    """A backend on a `RecordStore`, with the capabilities that do not concern order, several processes or endpoints.
 
     The first call that uses the store opens it. ``durable`` means that confirmed tasks survive the end of the process
     and a power failure; if it is set, queue settings may require any durability up to `Durability.DISK`.
@@ -127,6 +155,7 @@ class RecordBackend:
                     Capability.FLOW,
                     Capability.UNIQUE,
                     Capability.SCHEDULES,
+                    Capability.AFTER,
                 }
             ),
             durable=durable,
@@ -135,6 +164,7 @@ class RecordBackend:
         self._transitions = Transitions(store, clock)
         self.publisher = RecordPublisher(self._transitions)
         self.dead_letters = RecordDeadLetters(self._transitions)
+        self.dependencies = RecordDependencies(self._transitions)
         self.schedules = RecordSchedules(self._transitions, self.publisher.publish_one)
         durabilities = {Durability.MEMORY, Durability.PROCESS, Durability.DISK}
         self.control = RecordControl(

@@ -170,13 +170,13 @@ class RecordControl:
             record = self._transitions.find(key, task_id, now)
             if record is None or not record.movable or self._transitions.swept(record, now):
                 return False
-            record.at = at
-            self._transitions.move(record, State.SCHEDULED, now)
+            self._transitions.schedule(record, at, now)
         return True
 
     async def purge(self, key: str) -> int:
-        """End all waiting and scheduled tasks as ``cancelled``, in several steps, and return their number."""
-        return await self._transitions.sweep(key, [State.WAITING, State.SCHEDULED], self._cancel)
+        """End all tasks that wait, are scheduled or blocked as ``cancelled``, in several steps; return their number."""
+        states = State.WAITING, State.SCHEDULED, State.BLOCKED
+        return await self._transitions.sweep(key, states, self._cancel)
 
     async def delete(self, key: str) -> DeletedQueue:
         """Delete a queue that is not in use; its records are deleted in several steps. Raises `QueueInUse`."""
@@ -191,6 +191,7 @@ class RecordControl:
                     running=counters["in_flight"],
                     dead=counters["dead"],
                     consumers=len(self._transitions.subscriptions.of(key)),
+                    blocked=counters["blocked"],
                 )
                 ended = (store.in_state(key, state, STEP) for state in _ENDED)
                 records = list(islice(chain.from_iterable(ended), STEP))
@@ -217,7 +218,10 @@ class RecordControl:
         for _ in range(_PASS):
             with self._transitions.step() as now:
                 alarms = self._transitions.store.alarms(now, STEP)
-                for record in alarms:
+                for found in alarms:
+                    record = self._transitions.present(found)
+                    if record is None or (record is not found and not record.live):
+                        continue  # it has ended in this step
                     if record.ended:
                         self._transitions.store.drop(record)
                         forgotten += 1
@@ -228,6 +232,7 @@ class RecordControl:
                         recovered += 1
                     else:
                         promoted += record.state is State.WAITING
+                self._transitions.links.batches.forget(now)
                 left = self._transitions.store.alarms(now, 1)
             behind = now - (left[0].alarm or now) if left else None
             if behind is None:

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 
 import msgspec
 
+from taskqueue_core.authoring.batches import Tally
 from taskqueue_core.authoring.entries import Entry
 from taskqueue_core.capabilities import QueueSettings, StoredSchedule
 from taskqueue_core.errors import TaskQueueError
@@ -27,6 +28,10 @@ class Record(Entry, kw_only=True, eq=False):
     """seconds without reported progress after which a delivery counts as lost; ``None`` means no limit"""
     forget_at: float = 0.0
     """time from which the record of an ended task may be deleted, in Unix seconds"""
+    linked: bool = False
+    """whether other tasks wait for this one"""
+    tally: Tally | None = None
+    """what a blocked batch knows of its members"""
 
     @property
     def due(self) -> float | None:
@@ -175,6 +180,22 @@ class RecordStore(ABC):
 
         ``until`` may be infinity, which means all schedules that have a ``due``.
         """
+
+    @abstractmethod
+    def load_link(self, name: str) -> bytes | None:
+        """Return the value of a link, or ``None`` if there is none. A link ties tasks that wait for one another."""
+
+    @abstractmethod
+    def save_link(self, name: str, value: bytes) -> None:
+        """Write a link, which replaces an earlier one with its name: up to 1,000 ASCII characters."""
+
+    @abstractmethod
+    def drop_link(self, name: str) -> None:
+        """Delete a link, if there is one."""
+
+    @abstractmethod
+    def links(self, first: str, last: str, limit: int) -> Sequence[tuple[str, bytes]]:
+        """Return the first ``limit`` links with names from ``first`` to before ``last``, sorted by name (as bytes)."""
 
     @abstractmethod
     def count(self, key: str, name: str, by: int = 1) -> None:

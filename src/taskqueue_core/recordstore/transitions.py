@@ -9,11 +9,14 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
+from taskqueue_core.authoring.batches import is_batch
 from taskqueue_core.authoring.helpers import LocalSubscription, QueueRoom, room_of
+from taskqueue_core.authoring.waits import Change
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import Clock
 from taskqueue_core.errors import BackendUnavailable, TaskQueueError
 from taskqueue_core.rate_limit import bucket_after
+from taskqueue_core.recordstore.links import Links
 from taskqueue_core.recordstore.notify import ByKey, Hints, RecordRoomSignal
 from taskqueue_core.recordstore.store import Record, RecordStore
 from taskqueue_core.tasks import State, Task
@@ -22,6 +25,10 @@ STEP = 500
 """number of records after which a long change continues in another step, because a step blocks the event loop"""
 ALL_SCHEDULES = ""
 """name under which the signals of schedules are open; no queue has it"""
+ALL_LINES = " "
+"""the same for the signal of lines between partitions"""
+
+_RELEASED = Change(State.WAITING)
 
 T = TypeVar("T")
 
@@ -44,6 +51,7 @@ class Transitions:
         self._news: set[str] = set()
         self._room: set[str] = set()
         self._sweeps: list[_Sweep] = []
+        self.links = Links(store, self._unblock)
 
     @contextmanager
     def step(self, unsure: type[TaskQueueError] = BackendUnavailable) -> Iterator[float]:
@@ -62,6 +70,9 @@ class Transitions:
             self.hints.forget(self._touched)
             raise
         finally:  # also after an error, because the transaction may have been stored
+            if self.links.written:
+                self.links.written = False
+                self._room.add(ALL_LINES)
             self.subscriptions.notify(self._news)
             self.signals.notify(self._room)
 
@@ -97,7 +108,7 @@ class Transitions:
 
     def move(self, record: Record, state: State, now: float) -> None:
         """Change a record's state, and update counters and hints. A delivered or released record keeps its position."""
-        key = record.task.key
+        key, before = record.task.key, record.state
         self._touched.add(key)
         if record.state is State.IN_FLIGHT and self.store.settings(key).max_inflight:
             self._news.add(key)  # another task may now be delivered
@@ -117,9 +128,7 @@ class Transitions:
         if state is not State.IN_FLIGHT:
             record.receipt = record.owner = None
         if record.ended:
-            retained = now if record.result is None else record.result_until
-            window = self.store.settings(key).dedupe_window
-            record.forget_at = max(now + window, retained, record.period_end)
+            self._end(record, now)
         elif state is State.WAITING:
             self.hints.waiting.add(key)
             self._news.add(key)
@@ -127,15 +136,58 @@ class Transitions:
             self.hints.note_due(key, record.due)
             self._news.add(key)
         self.store.save(record)
+        self.links.changed(record, before, now)
+
+    def _end(self, record: Record, now: float) -> None:
+        """Set until when an ended record is kept, and remove what it needs no more."""
+        retained = now if record.result is None else record.result_until
+        window = self.store.settings(record.task.key).dedupe_window
+        record.forget_at = max(now + window, retained, record.period_end)
+        if record.wait is not None:
+            record.wait.inputs = {}
+
+    def begin(self, record: Record, now: float) -> None:
+        """Store a new record, in its first state. Its time is set."""
+        after, change = record.task.after, None
+        self.links.batches.begin(record, now)
+        if after is not None:
+            change = self.links.begin(record, after, now)
+        elif not is_batch(record.task):
+            change = _RELEASED
+        if change == _RELEASED:
+            self.release(record, now)
+            return
+        self.move(record, State.BLOCKED, now)
+        if change is not None:
+            self._unblock(record, change, now)
+
+    def release(self, record: Record, now: float) -> None:
+        """Make a task available, or schedule it if its time has not come."""
+        self.move(record, State.SCHEDULED if record.at > now else State.WAITING, now)
+
+    def _unblock(self, record: Record, change: Change, now: float) -> None:
+        """Release a blocked task, or end it."""
+        if self.swept(record, now):
+            return
+        record.reason = change.reason
+        if change == _RELEASED:
+            self.release(record, now)
+        else:
+            self.move(record, change.state, now)
+
+    def schedule(self, record: Record, at: float, now: float) -> None:
+        """Give a task another time. A blocked one stays blocked until it is released."""
+        record.at = at
+        blocked = record.state is State.BLOCKED
+        self.move(record, State.BLOCKED if blocked else State.SCHEDULED, now)
 
     def replace(self, record: Record, task: Task, now: float) -> None:
         """Give a task that was never delivered the contents and the time of another one, whose id is remembered."""
         unique, key = task.unique, task.key
         at = unique.due_at(task.not_before, now, record.published_at) if unique else None
         record.replace(task)
-        if at is not None and at > now:
-            record.at = at
-            self.move(record, State.SCHEDULED, now)
+        if record.state is State.BLOCKED or (at is not None and at > now):
+            self.schedule(record, at or now, now)
         elif record.state is State.SCHEDULED:
             self.move(record, State.WAITING, now)
         else:  # it keeps its place
@@ -220,6 +272,12 @@ class Transitions:
             self.move(record, State.WAITING, now)
         return hung
 
+    def present(self, record: Record) -> Record | None:
+        """Return a record that was read earlier in this step. If it was blocked, other changes may have changed it."""
+        if record.state is not State.BLOCKED:
+            return record
+        return self.store.load(record.task.key, record.task.id)
+
     def swept(self, record: Record, now: float) -> bool:
         """Change a record that a sweep in progress has not reached yet. Return False if there is no such sweep."""
         sweep = next((sweep for sweep in self._sweeps if sweep.covers(record)), None)
@@ -259,9 +317,13 @@ class Transitions:
             for state in states:
                 found = self.store.in_state(key, state, STEP - len(page))
                 page += [record for record in found if record.seq <= sweep.last]
-            for record in page:
-                change(record, now)
-            return len(page)
+            number = 0
+            for read in page:
+                record = self.present(read)
+                if record is not None and sweep.covers(record):
+                    change(record, now)
+                    number += 1
+            return number
 
         self._sweeps.append(sweep)
         try:

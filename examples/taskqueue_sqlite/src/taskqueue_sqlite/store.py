@@ -17,7 +17,7 @@ from taskqueue_core.rate_limit import Bucket
 from taskqueue_core.recordstore import Record, RecordStore, ScheduleRecord
 from taskqueue_core.tasks import State
 
-_FORMAT = 3
+_FORMAT = 4
 _FAULTS = (sqlite3.Error, msgspec.DecodeError, ValidationError)
 _FOUND = "SELECT user_version, (SELECT count(*) FROM sqlite_master) FROM pragma_user_version"
 _OPEN = """
@@ -64,6 +64,10 @@ CREATE TABLE schedules (
     PRIMARY KEY (name, key)
 );
 CREATE INDEX timetable ON schedules (due) WHERE due IS NOT NULL;
+CREATE TABLE links (
+    name TEXT PRIMARY KEY,
+    value BLOB NOT NULL
+) WITHOUT ROWID;
 CREATE TABLE buckets (
     key TEXT PRIMARY KEY,
     tokens REAL NOT NULL,
@@ -243,6 +247,24 @@ class SQLiteStore(RecordStore):
         rows = self._run(query, *values)
         with self._mapped():
             return [msgspec.msgpack.decode(blob, type=ScheduleRecord) for (blob,) in rows]
+
+    def load_link(self, name: str) -> bytes | None:
+        """Read a row."""
+        rows = self._run("SELECT value FROM links WHERE name = ?", name)
+        return rows[0][0] if rows else None
+
+    def save_link(self, name: str, value: bytes) -> None:
+        """Insert or replace a row."""
+        self._run("REPLACE INTO links VALUES (?, ?)", name, value)
+
+    def drop_link(self, name: str) -> None:
+        """Delete a row."""
+        self._run("DELETE FROM links WHERE name = ?", name)
+
+    def links(self, first: str, last: str, limit: int) -> list[tuple[str, bytes]]:
+        """Return the next rows, sorted by name."""
+        query = "SELECT name, value FROM links WHERE name >= ? AND name < ? ORDER BY name LIMIT ?"
+        return self._run(query, first, last, limit)
 
     def count(self, key: str, name: str, by: int = 1) -> None:
         """Add to a counter, which starts from 0."""
