@@ -93,7 +93,7 @@ class OnRedis(Harness):
 
 
 class TestServer(OnRedis, BackendSuite):
-    """The conformance kit on a server, as the restricted user of the ACL file: fault M6."""
+    """The conformance kit on a server, as the restricted user of the ACL file: faults M1, M6."""
 
     @pytest.fixture(autouse=True)
     def _url(self, each_acl: RedisServer) -> None:
@@ -102,17 +102,6 @@ class TestServer(OnRedis, BackendSuite):
     async def stored(self, backend: Backend) -> int:  # noqa: ARG002 - the prefix identifies the store
         """Count the keys of the backend and the members of each."""
         return await asyncio.to_thread(stored, self.server, self.prefix)
-
-
-@pytest.mark.long
-class TestHistories(OnRedis, MachineSuite, SlotsMachineSuite):
-    """More random histories against the models of the kit: fault M1."""
-
-    max_examples = histories(60)
-
-    @pytest.fixture(autouse=True)
-    def _url(self, redis_acl: RedisServer) -> None:
-        self.url = redis_acl.url
 
 
 class TestLostAnswers(OnRedis, FaultsSuite):
@@ -150,9 +139,11 @@ class OnCluster(OnRedis):
 
 
 class TestClusterHistories(OnCluster, MachineSuite, SlotsMachineSuite):
-    """Random histories against the models of the kit, on several partitions and nodes."""
+    """Random histories against the models of the kit, on several partitions and nodes: fault M1."""
 
 
 @pytest.mark.long
 class TestCluster(OnCluster, BackendSuite):
-    """The whole conformance kit on a cluster."""
+    """The rest of the conformance kit on a cluster."""
+
+    max_examples = 1  # `TestClusterHistories` has the random histories

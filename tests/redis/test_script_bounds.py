@@ -28,11 +28,8 @@ AT_ONCE = 16
 MOST = BYTES + (AT_ONCE + 1) * LIMITS.payload
 """upper limit of the bytes that one script call passes or returns"""
 QUEUES: dict[str, QueueSettings] = {
-    "plain": QueueSettings(),
-    "timed": QueueSettings(max_processing_time=600.0),
-    "fair": QueueSettings(order=Order.FAIR),
-    "tenants": QueueSettings(order=Order.FAIR, tenant_max_inflight=100_000),
-    "journal": QueueSettings(journal=True),
+    "fifo": QueueSettings(max_processing_time=600.0, journal=True),
+    "fair": QueueSettings(order=Order.FAIR, tenant_max_inflight=100_000),
 }
 
 
@@ -116,7 +113,7 @@ async def test_the_largest_receive_with_ordering_keys(
         recounted(redis_server, redis_prefix)
 
 
-@pytest.mark.parametrize("name", ["plain", "fair"])
+@pytest.mark.parametrize("name", QUEUES)
 async def test_bytes_per_script_call(
     redis_server: RedisServer, redis_prefix: str, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
