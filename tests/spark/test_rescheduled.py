@@ -1,4 +1,4 @@
-"""Rescheduled tasks in the rules of the history."""
+"""Rescheduled and replaced tasks in the rules of the history."""
 
 from __future__ import annotations
 
@@ -39,3 +39,18 @@ def test_replaced_tasks(spark: SparkSession) -> None:
     journal.tell(8, "available", "early")
     found = violations(journal.frame(spark)).collect()
     assert {(row["task_id"], row["rule"]) for row in found} == {("sound", "R4"), ("early", "R9")}
+
+
+def test_a_replacement_with_another_ordering_key(spark: SparkSession) -> None:
+    """U12, law 4: a replaced task runs with the ordering key of its new contents, and not with the former one (R8)."""
+    journal = SmallJournal()
+    for task, former, key in (("sound", "a", "b"), ("at-once", "b", "a")):
+        journal.tell(0, "published", task, ordering_key=former, due=2)
+        journal.tell(1, "replaced", task, ordering_key=key, due=3)
+    journal.tell(2, "published", "of-a", ordering_key="a")
+    journal.tell(2.5, "delivered", "of-a", ordering_key="a", worker="w")
+    for task, key in (("sound", "b"), ("at-once", "a")):
+        journal.tell(3, "available", task, ordering_key=key)
+        journal.tell(4, "delivered", task, ordering_key=key, worker="w")
+    found = violations(journal.frame(spark)).collect()
+    assert [(row["task_id"], row["rule"]) for row in found] == [("at-once", "R8")]

@@ -63,13 +63,13 @@ def counts(result: DataFrame) -> DataFrame:
 
 
 def _with_settings(rows: DataFrame, transitions: DataFrame) -> DataFrame:
-    """Add each task's ``owner`` (tenant and ordering key), and the settings of its queue.
+    """Add each task's ``owner`` (tenant and ordering key, which a replacement changes), and the settings of its queue.
 
     ``spans``: all versions of the settings; ``span``: the version at the step. ``blind``: whether a version between
     ``span`` and the step may be missing; ``unset``: whether the first version may be missing. Each change raises the
     version by one, so the next recorded version shows whether a change in between is missing.
     """
-    owner = f"last(if(begins, struct(tenant, ordering_key), null), true) over ({OF_TASK})"
+    owner = f"last(if(begins or event = 'replaced', struct(tenant, ordering_key), null), true) over ({OF_TASK})"
     spans = (
         settings(transitions)
         .groupBy("run", "key")
