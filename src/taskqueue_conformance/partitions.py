@@ -45,9 +45,11 @@ async def is_cancelled(bench: Bench, task_id: str, reason: str = PARENT_ENDED) -
 
 
 def joint(*benches: Bench) -> Dependencies:
-    """Return the dependencies of one backend, or of two backends, of which the first has only the queue `KEY`."""
+    """Return the dependencies of one backend, or of two, of which the first has only the queue `KEY` and its shards."""
     members = [dependencies_of(bench.backend) for bench in benches]
-    return members[0] if len(members) == 1 else JointDependencies(members, lambda key: key != KEY)
+    if len(members) == 1:
+        return members[0]
+    return JointDependencies(members, lambda key: not key.startswith(KEY))
 
 
 class JointDependencies:
@@ -70,7 +72,7 @@ class JointDependencies:
         """Wait for new lines of the first member."""
         await self.members[0].changed(seconds)
 
-    async def register(self, *lines: Line) -> tuple[Report, ...]:
+    async def register(self, *lines: Line) -> tuple[Report | None, ...]:
         """Register children with the members that have their parents."""
         answers = await self._by_place(
             lines, lambda line: line.parent.key, lambda member, part: member.register(*part)

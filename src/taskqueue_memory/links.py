@@ -38,8 +38,8 @@ class Links:
         self._steps = steps
         self.lines: dict[int, Line] = {}
         """lines that were not confirmed, by number, the oldest first"""
-        self._ends: dict[tuple[TaskRef, Note], int] = {}
-        """numbers of the lines ``end``, by parent and child"""
+        self._ends: dict[tuple[TaskRef, TaskRef, str], int] = {}
+        """numbers of the lines ``end``, by parent, child and entry"""
         self._numbers = itertools.count(1)
         self._last = 0
         """the last number that was used for a line or a version"""
@@ -118,7 +118,7 @@ class Links:
                 self.tell(child, report)
             else:
                 number = self.add(line_of(report))
-                self._ends[ref, note] = number
+                self._ends[ref, note.child, note.entry] = number
         return left
 
     def _child(self, report: Report) -> TaskRecord | None:
@@ -184,14 +184,16 @@ class Links:
     def confirm(self, line: Line) -> None:
         """Delete a line."""
         self.drop(line.id)
-        if line.kind is LineKind.END:
-            self._ends.pop((line.parent, note_of(line)), None)
+        if line.kind is LineKind.END and line.child is not None:
+            name = line.parent, line.child, line.entry
+            if self._ends.get(name) == int(line.id):  # not that of a later line
+                del self._ends[name]
 
     def register(self, line: Line) -> Report:
         """Note a child at its parent."""
         parent, note = self._parent(line.parent), note_of(line)
         if parent is None:
-            number = self._ends.get((line.parent, note))
+            number = self._ends.get((line.parent, note.child, note.entry))
             if number is None:
                 return report_of(line.parent, note, Seen(None, self._last))
             end = self.lines[number]

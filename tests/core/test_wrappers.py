@@ -25,7 +25,6 @@ _OF_ATTRIBUTES = {
 }
 _MADE_BY_METHODS = {"RoomSignal"}
 _OF_REMOTE_BACKENDS = {"LongPolling"}
-_OF_NO_COMPOSITE_YET = {"Dependencies", "HasDependencies"}
 
 
 def _protocols() -> dict[str, type]:
@@ -63,8 +62,6 @@ async def test_each_method_is_an_attribute_of_the_wrappers(kind: str) -> None:
     protocols = _protocols()
     for name, protocol in protocols.items():
         if name in _MADE_BY_METHODS | _OF_REMOTE_BACKENDS:
-            continue
-        if name in _OF_NO_COMPOSITE_YET and kind != "instrumented":
             continue
         if name in _OF_SUBSCRIPTIONS:
             owner: object = subscription

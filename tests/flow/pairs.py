@@ -28,7 +28,7 @@ class Weak:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._inner, name)
-        if name in {"publisher", "control", "dead_letters"}:
+        if name in {"publisher", "control", "dead_letters", "dependencies"}:
             return Weak(found, self._store)
         if name == "subscribe":
             return lambda *words: Weak(found(*words), self._store)

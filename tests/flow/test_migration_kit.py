@@ -4,6 +4,9 @@ import pytest
 
 from taskqueue_conformance import BackendSuite, Bench
 from taskqueue_conformance.suites.content_digest import ContentDigestSuite
+from taskqueue_conformance.suites.batches import BatchesSuite
+from taskqueue_conformance.suites.blocked import BlockedSuite
+from taskqueue_conformance.suites.blocked_lines import BlockedLinesSuite
 from taskqueue_conformance.suites.control import ControlSuite
 from taskqueue_conformance.suites.dead_letters import DeadLettersSuite
 from taskqueue_conformance.suites.deliver import DeliverSuite
@@ -25,7 +28,7 @@ pytestmark = pytest.mark.fast_clock
 class Pair:
     """Two empty memory backends, combined into one migrating backend."""
 
-    capabilities = Capabilities(names=frozenset(Capability) - {Capability.AFTER})
+    capabilities = Capabilities(names=frozenset(Capability))
     mode = MigrationMode.AVAILABLE
 
     async def open_backend(self, clock: ManualClock) -> MigratingBackend:
@@ -71,6 +74,9 @@ class TestStrict(TestAvailable):
 
 
 class _Main(
+    BatchesSuite,
+    BlockedSuite,
+    BlockedLinesSuite,
     ControlSuite,
     HandoverSuite,
     DeadLettersSuite,

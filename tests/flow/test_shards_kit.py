@@ -4,6 +4,9 @@ import pytest
 
 from taskqueue_conformance import BackendSuite
 from taskqueue_conformance.bench import KEY, OTHER
+from taskqueue_conformance.suites.batches import BatchesSuite
+from taskqueue_conformance.suites.blocked import BlockedSuite
+from taskqueue_conformance.suites.blocked_lines import BlockedLinesSuite
 from taskqueue_conformance.suites.close import ClosingSuite
 from taskqueue_conformance.suites.concurrency import ConcurrencySuite
 from taskqueue_conformance.suites.content_digest import ContentDigestSuite
@@ -31,7 +34,7 @@ from taskqueue_memory import MemoryBackend
 
 pytestmark = pytest.mark.fast_clock
 
-_ALL = Capabilities(names=frozenset(Capability) - {Capability.AFTER})
+_ALL = Capabilities(names=frozenset(Capability))
 
 
 class TestWhole(BackendSuite):
@@ -46,6 +49,9 @@ class TestWhole(BackendSuite):
 
 
 class TestSucceeded(
+    BatchesSuite,
+    BlockedSuite,
+    BlockedLinesSuite,
     ConcurrencySuite,
     LedgerSuite,
     FlowSuite,

@@ -31,7 +31,7 @@ MODEL = "org/model-1"
 class TestObserved(SlotsSuite):
     """The conformance kit for slots on an `InstrumentedBackend`."""
 
-    capabilities = Capabilities(names=frozenset(Capability) - {Capability.AFTER})
+    capabilities = Capabilities(names=frozenset(Capability))
     max_examples = 5
 
     async def open_backend(self, clock: ManualClock) -> InstrumentedBackend:
@@ -63,7 +63,7 @@ async def test_the_new_sides_in_every_phase() -> None:
 
 
 class _Slotless(MemoryBackend):
-    capabilities = Capabilities(names=frozenset(Capability) - {Capability.AFTER, Capability.SLOTS})
+    capabilities = Capabilities(names=frozenset(Capability) - {Capability.SLOTS})
 
 
 @pytest.mark.parametrize(

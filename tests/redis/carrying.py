@@ -21,7 +21,8 @@ async def carry_some(lines: Dependencies, page: Sequence[Line]) -> None:
     """Carry lines without confirming them."""
     asked = [line for line in page if line.kind is LineKind.REGISTER]
     ended = [reported(line) for line in page if line.kind is LineKind.END]
-    await lines.release(*await lines.register(*asked), *ended)
+    answers = await lines.register(*asked)
+    await lines.release(*(each for each in answers if each is not None), *ended)
     for line in page:
         if line.kind is LineKind.CLOSE:
             await lines.tally(*await lines.seal(line.parent), sealed=True)

@@ -92,7 +92,11 @@ def _act(step: Callable[[MigratingBackend], Awaitable[MigrationStatus]], *, as_j
     console.print(f"[bold]{_PHASE_TEXTS[result.phase]}[/]")
     if result.queues:
         console.print(_table(result))
-    if result.phase is not MigrationPhase.IDLE and not result.unfinished:
+    if result.uncarried:
+        console.print(
+            f"[dim]The {result.leaves} backend has reports for tasks that wait for others."
+        )
+    if result.phase is not MigrationPhase.IDLE and not (result.unfinished or result.uncarried):
         console.print(
             f"[dim]Keep the {result.leaves} backend for {result.remembered:g} s more, to detect duplicate ids."
         )

@@ -8,7 +8,7 @@ from taskqueue_conformance.partitions import after, carry_all, joint, status_of
 from taskqueue_conformance.selection import needs
 from taskqueue_core.after import INPUTS_TOO_LARGE, UNKNOWN_PARENT, After, TaskRef
 from taskqueue_core.backend import Capability
-from taskqueue_core.capabilities import AT_ONCE, Line, LineKind
+from taskqueue_core.capabilities import AT_ONCE, Dependencies, Line, LineKind, Report
 from taskqueue_core.consumer.carrier import report_in
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import State
@@ -17,6 +17,13 @@ from taskqueue_core.tasks import State
 async def apart(bench: Bench) -> Bench:
     """Open a second backend with nothing in it, and return its bench. Its queue is `OTHER`."""
     return bench.on(await bench.harness.open_backend(bench.clock))
+
+
+async def registered(dependencies: Dependencies, line: Line) -> Report:
+    """Register a child, and return the report about its parent."""
+    (report,) = await dependencies.register(line)
+    assert report is not None, "the partition of the parent did not answer"
+    return report
 
 
 class BlockedLinesSuite(Harness, needs=(Capability.AFTER,)):
@@ -78,6 +85,7 @@ class BlockedLinesSuite(Harness, needs=(Capability.AFTER,)):
         subscription, delivery = await bench.running("parent")
         names = [f"c{number}" for number in range(3 * AT_ONCE)]
         await bench.publish(*names, after=after("parent"))
+        await carry_all(bench)
         await subscription.ack(delivery)
         await bench.advance(1)
         await bench.control.maintain()
@@ -155,19 +163,19 @@ class BlockedLinesSuite(Harness, needs=(Capability.AFTER,)):
         await other.configure(OTHER, dedupe_window=0, result_ttl=0)
         subscription = other.subscribe(OTHER)
         await other.publish("parent", key=OTHER)
-        await bench.publish("child", after=after("parent", key=OTHER))
+        await bench.publish("child", after=after("parent", key=OTHER, inputs=(0,)))
         mine, theirs = joint(bench), joint(other)
         (registration,) = await mine.lines(9)
         assert registration.kind is LineKind.REGISTER
         for _ in range(2):
-            (answer,) = await theirs.register(registration)
+            answer = await registered(theirs, registration)
             assert answer.state is not None
             assert answer.state.live
-        await subscription.ack(await other.one(subscription))
+        await subscription.ack(await other.one(subscription), results=[b"1"])
         await bench.advance(1)
         await other.control.maintain()
         await bench.advance(1)
-        (again,) = await theirs.register(registration)
+        again = await registered(theirs, registration)
         assert again.state is State.DONE, (
             "the parent is unknown, although its line was not confirmed"
         )
@@ -176,7 +184,7 @@ class BlockedLinesSuite(Harness, needs=(Capability.AFTER,)):
         await mine.confirm(registration)
         await theirs.confirm(end)
         await bench.expect(waiting=1)
-        (unknown,) = await theirs.register(registration)
+        unknown = await registered(theirs, registration)
         assert unknown.state is None
         await mine.release(unknown)
         await bench.expect(waiting=1)
@@ -235,6 +243,25 @@ class BlockedLinesSuite(Harness, needs=(Capability.AFTER,)):
         letter = await bench.dead_letters.get(KEY, "child")
         assert letter is not None
         assert letter.reason == INPUTS_TOO_LARGE
+
+    async def test_entries_of_other_backends(self, bench: Bench) -> None:
+        """An entry of a child in another backend is any text, and is reported as it was registered (U16)."""
+        other = await apart(bench)
+        subscription = other.subscribe(OTHER)
+        await other.publish("parent", key=OTHER)
+        line = Line(
+            id="1",
+            kind=LineKind.REGISTER,
+            parent=TaskRef(OTHER, "parent"),
+            child=TaskRef(KEY, "child"),
+            entry="7.z-X",
+            wants_result=True,
+        )
+        await registered(joint(other), line)
+        await subscription.ack(await other.one(subscription), results=[b"1"])
+        (end,) = await joint(other).lines(9)
+        assert (end.parent, end.child, end.entry) == (line.parent, line.child, line.entry)
+        assert (end.state, end.result) == (State.DONE, b"1")
 
     async def test_new_lines_end_a_wait(self, bench: Bench) -> None:
         """A carrier that waits learns of a line that its own process wrote (U16)."""

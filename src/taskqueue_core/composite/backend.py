@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from msgspec import structs
 
+from taskqueue_core.after import TaskRef
 from taskqueue_core.backend import Backend, Capabilities, Capability, Publisher
 from taskqueue_core.capabilities import (
     Control,
@@ -110,8 +111,7 @@ class CompositeBackend(ABC):
         self.members = members
         every = [member.backend.capabilities for member in members]
         self.capabilities = Capabilities(
-            names=frozenset(Capability).intersection(*(each.names for each in every))
-            - {Capability.AFTER},
+            names=frozenset(Capability).intersection(*(each.names for each in every)),
             shared=all(each.shared for each in every),
             durable=all(each.durable for each in every),
             atomic_retry=all(each.atomic_retry for each in every),
@@ -152,6 +152,10 @@ class CompositeBackend(ABC):
     @abstractmethod
     async def parts(self, key: str) -> Sequence[QueuePart]:
         """Return every part of the queue ``key``, oldest first."""
+
+    async def current_parts(self, key: str) -> Sequence[QueuePart]:
+        """Return the same as `parts`, with those that another process has just created."""
+        return await self.parts(key)
 
     async def locate(
         self, key: str, task_ids: Sequence[str]
@@ -300,4 +304,6 @@ def renamed(task: Task, key: str) -> Task:
         return task
     copy: Task = task.__copy__()  # type: ignore[attr-defined] # msgspec has it, untyped
     structs.force_setattr(copy, "key", key)
+    if task.batch is not None and task.batch == TaskRef(task.key, task.id):  # it is a batch itself
+        structs.force_setattr(copy, "batch", TaskRef(key, task.id))
     return copy

@@ -6,6 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
+from itertools import groupby
 from typing import Any, Self
 
 from msgspec import structs
@@ -36,12 +37,10 @@ class JointPublisher(ABC):
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         check_size("tasks", tasks)
         answers: dict[int, Confirmation] = {}
-        remaining = list(range(len(tasks)))
+        remaining: list[int] = []
         try:
-            for _ in range(_ROUNDS if tasks else 0):
-                remaining = await self._round(tasks, remaining, answers)
-                if not remaining:
-                    break
+            for run in _runs(tasks):
+                remaining += await self._publish(tasks, run, answers)
         except BackendUnavailable as error:
             if any(answer.status in _CHANGES for answer in answers.values()):
                 raise PublishUnconfirmed("only part of the batch was accepted") from error
@@ -56,6 +55,16 @@ class JointPublisher(ABC):
                 retry_after=_POLL_SECONDS,
             )
         return tuple([answers[index] for index in range(len(tasks))])
+
+    async def _publish(
+        self, tasks: Sequence[Task], indexes: list[int], answers: dict[int, Confirmation]
+    ) -> list[int]:
+        """Publish the tasks at these indexes; return the indexes of those that no part has accepted in time."""
+        for _ in range(_ROUNDS):
+            indexes = await self._round(tasks, indexes, answers)
+            if not indexes:
+                break
+        return indexes
 
     @abstractmethod
     async def _round(
@@ -149,6 +158,18 @@ class CombinedSignal:
 
     async def __aexit__(self, *_: object) -> None:
         await self._open.aclose()
+
+
+def _runs(tasks: Sequence[Task]) -> list[list[int]]:
+    """Return the indexes of tasks that are published together.
+
+    A task must not be stored before its parents, which may precede it in the same call. So if a task waits for others,
+    the tasks are published in their order: together only if they follow one another and have the same queue.
+    """
+    indexes = range(len(tasks))
+    if all(task.after is None for task in tasks):
+        return [list(indexes)] if tasks else []
+    return [list(run) for _, run in groupby(indexes, key=lambda index: tasks[index].key)]
 
 
 def by_key(tasks: Sequence[Task], indexes: Iterable[int]) -> dict[str, list[int]]:

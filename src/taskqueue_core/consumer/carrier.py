@@ -76,7 +76,7 @@ async def carry(dependencies: Dependencies) -> tuple[int, int]:
 async def _carry_page(dependencies: Dependencies, lines: Sequence[Line]) -> int:
     """Carry some lines. Return the number of those that a partition did not take."""
     try:
-        await _carry_lines(dependencies, lines)
+        return await _carry_lines(dependencies, lines)
     except (TaskQueueError, TimeoutError) as error:
         groups = itertools.groupby(sorted(lines, key=_target), key=_target)
         parts = [list(group) for _, group in groups]
@@ -85,7 +85,6 @@ async def _carry_page(dependencies: Dependencies, lines: Sequence[Line]) -> int:
             return len(lines)
         # A partition that is unavailable must not hold up the lines to the others.
         return sum([await _carry_page(dependencies, part) for part in parts])
-    return 0
 
 
 def _target(line: Line) -> str:
@@ -95,14 +94,20 @@ def _target(line: Line) -> str:
     return line.parent.key
 
 
-async def _carry_lines(dependencies: Dependencies, lines: Sequence[Line]) -> None:
+async def _carry_lines(dependencies: Dependencies, lines: Sequence[Line]) -> int:
+    """Carry some lines, or raise an error. Return the number of those that must be carried again."""
+    again: set[str] = set()
     async with asyncio.timeout(_SECONDS):
         registrations = [line for line in lines if line.kind is LineKind.REGISTER]
         reports = [report_in(line) for line in lines if line.kind is LineKind.END]
         if registrations:
             answers = await dependencies.register(*registrations)
-            # A child that is noted at a live parent needs no answer.
-            reports += [each for each in answers if each.state is None or not each.state.live]
+            for line, answer in zip(registrations, answers, strict=True):
+                if answer is None:
+                    again.add(line.id)
+                elif answer.state is None or not answer.state.live:
+                    # A child that is noted at a live parent needs no answer.
+                    reports.append(answer)
         if reports:
             await dependencies.release(*reports)
         for line in lines:
@@ -110,7 +115,8 @@ async def _carry_lines(dependencies: Dependencies, lines: Sequence[Line]) -> Non
                 await dependencies.tally(*await dependencies.seal(line.parent), sealed=True)
         if counts := [line.count for line in lines if line.count is not None]:
             await dependencies.tally(*counts)
-        await dependencies.confirm(*lines)
+        await dependencies.confirm(*[line for line in lines if line.id not in again])
+    return len(again)
 
 
 def report_in(line: Line) -> Report:

@@ -12,6 +12,7 @@ from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.composite.backend import CompositeBackend, Member, QueuePart, ReceivePlan
 from taskqueue_core.composite.control import JointControl
+from taskqueue_core.composite.dependencies import JointDependencies
 from taskqueue_core.composite.subscription import JointSubscription
 from taskqueue_core.limits import check_name
 from taskqueue_core.migration.publisher import MigratingPublisher
@@ -66,6 +67,11 @@ class MigratingBackend(CompositeBackend):
         self._natives: dict[str, int] = {}
         self.publisher = MigratingPublisher(self, self.router)
         self.control = MigratingControl(self)
+
+    @property
+    def dependencies(self) -> JointDependencies:
+        """The lines within and between both sides. Raises `CapabilityMissing` unless both sides support them."""
+        return JointDependencies(self)
 
     @property
     def schedules(self) -> MigratingSchedules:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from taskqueue_core.backend import Capability
+from taskqueue_core.capabilities import dependencies_of, has
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import InvalidInput, TaskQueueError
 from taskqueue_core.migration.backend import MigratingBackend
@@ -49,6 +51,8 @@ class MigrationStatus(msgspec.Struct, frozen=True, kw_only=True):
     queues: tuple[QueueOnTheMove, ...]
     remembered: float
     """seconds for which the drained side may still be needed to detect duplicate ids after it is empty"""
+    uncarried: bool = False
+    """whether the drained side has lines about ended tasks for which others wait; a server carries them"""
 
     @property
     def open_queues(self) -> tuple[str, ...]:
@@ -104,6 +108,11 @@ async def finish(backend: MigratingBackend, *, force: bool = False) -> Migration
             f"the {result.leaves} backend still has tasks; queues with tasks: {len(result.unfinished)} ({batch}); "
             "wait until it is empty, or force the finish"
         )
+    if result.uncarried and not force:
+        raise MigrationUnfinished(
+            f"the {result.leaves} backend has reports for tasks that wait for others: let a server that is configured "
+            "for the migration run until they are carried, or force the finish"
+        )
     if result.phase is MigrationPhase.STARTED:
         await backend.router.seal()
     return await status(backend)
@@ -135,8 +144,14 @@ async def status(backend: MigratingBackend) -> MigrationStatus:
             )
         )
         remembered = max(remembered, settings[remaining].dedupe_window)
+    drained = router.members[remaining].backend
+    uncarried = has(drained, Capability.AFTER) and await dependencies_of(drained).lines(1)
     return MigrationStatus(
-        phase=phase, leaves=_SIDES[remaining], queues=tuple(queues), remembered=remembered
+        phase=phase,
+        leaves=_SIDES[remaining],
+        queues=tuple(queues),
+        remembered=remembered,
+        uncarried=bool(uncarried),
     )
 
 

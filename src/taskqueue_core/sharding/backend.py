@@ -18,6 +18,7 @@ from taskqueue_core.composite.backend import (
     ReceivePlan,
     renamed,
 )
+from taskqueue_core.composite.dependencies import JointDependencies
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.limits import check_name
 from taskqueue_core.shard_guard import MARKER
@@ -53,6 +54,11 @@ class ShardedBackend(CompositeBackend):
         self._drained: set[str] = set()
 
     @property
+    def dependencies(self) -> JointDependencies:
+        """The lines between shards and queues. Raises `CapabilityMissing` unless the store supports them."""
+        return JointDependencies(self)
+
+    @property
     def schedules(self) -> ShardedSchedules:
         """The schedules of all queues. Raises `CapabilityMissing` unless the store supports them."""
         return ShardedSchedules(self, self.generations)
@@ -69,6 +75,13 @@ class ShardedBackend(CompositeBackend):
 
     async def parts(self, key: str) -> Sequence[QueuePart]:
         await self.generations.refresh()
+        return self._parts(key)
+
+    async def current_parts(self, key: str) -> Sequence[QueuePart]:
+        await self.generations.read(key)
+        return self._parts(key)
+
+    def _parts(self, key: str) -> Sequence[QueuePart]:
         chain = self.generations.known(key)
         return [QueuePart(0, name) for generation in chain for name in generation.shard_keys(key)]
 

@@ -26,6 +26,11 @@ class ShardedPublisher(JointPublisher):
         for key in {task.key for task in tasks}:
             reject_shard_name("key", key)
         for task in tasks:
+            if task.after is not None:
+                for parent in task.after.tasks:
+                    reject_shard_name("after.tasks", parent.key)
+            if task.batch is not None:
+                reject_shard_name("batch", task.batch.key)
             if task.unique is not None and task.ordering_key is not None:
                 await self._demand_one_shard(task)
         return await super().publish(*tasks)

@@ -43,6 +43,8 @@ class MigrationOut(msgspec.Struct, frozen=True, kw_only=True):
     queues: list[QueueOnTheMove]
     unfinished: list[str]
     """queues that still have tasks in the drained backend"""
+    uncarried: bool
+    """whether the drained backend has lines about ended tasks for which others wait"""
 
 
 async def limits(call: RequestContext) -> Response:

@@ -49,7 +49,7 @@ local function add_end(parent, child, entry, kind, state, version, result)
 end
 
 -- Returns the child, its entry and the kind in a member of `:children`.
-local function child_in(member) return string.match(member, '^%S+ (%S+) (%d+) (%a+)$') end
+local function child_in(member) return string.match(member, '^%S+ (%S+) (%S+) (%a+)$') end
 
 -- Returns whether the children of a parent in this state stay noted, because it may change again.
 local function stays(state) return state == DEAD or state == ALIVE end
