@@ -11,6 +11,7 @@ const handlers = {
   "node.flaky": (_, { attempt }) => { if (attempt < 2) throw new Error("not yet"); return attempt; },
   "node.picky": () => { throw new Reject("bad_input"); },
   "node.early": (_, { attempt }) => { if (attempt < 3) throw new Snooze("", { cause: 0.05 }); return attempt; },
+  "node.sum": (_, { inputs = [] }) => inputs.reduce((sum, each) => sum + each, 0), // the results of the tasks that it waited for
   "node.slow": async ({ seconds }, { signal }) => { await sleep(seconds * 1000, null, { signal }); return "slept"; },
 };
 
@@ -67,7 +68,7 @@ function connect() {
   mine.onopen = () => {
     const credit = room - [...held.values()].filter((verdict) => verdict === null).length;
     const token = process.env.TASKQUEUE_TOKEN;
-    mine.send(JSON.stringify({ type: "hello", worker_id: workerId, keys: Object.keys(handlers), credit, token, holding: [...held.keys()], features: ["timeouts"] }));
+    mine.send(JSON.stringify({ type: "hello", worker_id: workerId, keys: Object.keys(handlers), credit, token, holding: [...held.keys()], features: ["timeouts", "inputs"] }));
   };
   mine.onmessage = ({ data }) => { heard = Date.now(); const frame = JSON.parse(data); hear[frame.type]?.(frame); };
   const lost = async ({ code }) => {

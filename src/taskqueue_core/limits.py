@@ -52,7 +52,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     credit: int = 10_000
     """maximum number of a worker's deliveries on one socket: those that it has, plus those that it has credit for"""
     held: int = 64 * 1024 * 1024
-    """maximum number of bytes of the tasks that a worker holds on one socket, as payloads and headers"""
+    """maximum number of bytes of the tasks that a worker holds on one socket, as payloads, headers and inputs"""
     unknown: int = 1000
     """maximum number of receipts that a worker may name on a socket although it does not hold them"""
     body: int = 16 * 1024 * 1024

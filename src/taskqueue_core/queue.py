@@ -317,7 +317,7 @@ async def _warn_of_lost_tasks(backend: Backend) -> None:
     control, lost, keys = control_of(backend), 0, list[str]()
     for key in await control.queues():
         stats = await control.stats(key)
-        number = stats.ledger.waiting + stats.ledger.scheduled
+        number = stats.ledger.waiting + stats.ledger.scheduled + stats.ledger.blocked
         if number and not stats.delivered:
             lost += number
             keys.append(key)

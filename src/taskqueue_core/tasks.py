@@ -212,6 +212,16 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     It is empty if the task has no such parents, and for a redriven task whose inputs were larger than allowed.
     """
 
+    @property
+    def size(self) -> int:
+        """The number of bytes of the task and of what comes with it: the inputs, and the names of the parents."""
+        size, after = self.task.size, self.task.after
+        if self.inputs:
+            size += sum(len(each or b"") for each in self.inputs)
+        if after is not None:
+            size += sum(len(ref.key) + len(ref.task_id) for ref in after.tasks)
+        return size
+
 
 class Received(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one receive call."""

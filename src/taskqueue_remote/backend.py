@@ -16,6 +16,7 @@ from taskqueue_core.tasks import Health
 from taskqueue_remote.client import HttpClient
 from taskqueue_remote.control import RemoteControl
 from taskqueue_remote.dead_letters import RemoteDeadLetters
+from taskqueue_remote.dependencies import RemoteDependencies
 from taskqueue_remote.publisher import RemotePublisher
 from taskqueue_remote.schedules import RemoteSchedules
 from taskqueue_remote.workflows import RemoteWorkflows
@@ -42,6 +43,7 @@ class RemoteBackend:
                 Capability.FAN_OUT,
                 Capability.UNIQUE,
                 Capability.SCHEDULES,
+                Capability.AFTER,
             }
         ),
         shared=True,
@@ -67,6 +69,7 @@ class RemoteBackend:
         self.dead_letters = RemoteDeadLetters(self._client)
         self.schedules = RemoteSchedules(self._client)
         self.workflows = RemoteWorkflows(self._client)
+        self.dependencies = RemoteDependencies(self._client)
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> NoReturn:  # noqa: ARG002 - the signature of `Backend`
         """Raise `CapabilityMissing`, because this backend has no subscriptions."""

@@ -181,3 +181,37 @@ def test_unique_keys_in_a_file(store: Shared, cli: Cli, tmp_path: Path) -> None:
     assert (done.json["accepted"], done.json["replaced"]) == (1, 2)
     (task,) = take(store)
     assert (task.id, task.payload) == ("t0", b"2")
+
+
+def test_a_task_that_waits(cli: Cli) -> None:
+    """U16: --after names the tasks to wait for; status and stats show a blocked task, and what holds it."""
+    assert cli("publish", "k", "--id", "a").code == 0
+    assert cli("publish", "k", "--id", "b", "--after", "k/a", "--when", "ended").code == 0
+    both = cli("publish", "k", "--id", "c", "--after", "k/a", "--after", "k/b")
+    assert both.code == 0, both.err
+    assert "blocked" in cli("status", "k", "c").out
+    assert "blocked" in cli("stats", "k").out
+    for words, told in (
+        (("--after", "a"), "after"),
+        (("--after", "k/a", "--after", "k/a"), "after.tasks"),
+        (("--when", "failed"), "--when"),
+        (("--after", "k/two words"), "id"),
+    ):
+        refused = cli("publish", "k", "--id", "d", *words)
+        assert refused.code != 0
+        assert told in refused.err
+
+
+def test_tasks_that_wait_in_a_file(cli: Cli, tmp_path: Path) -> None:
+    """U16: a line of a file may have ``after`` and ``batch``, also with as many parents as allowed."""
+    parents = [{"key": "k", "task_id": f"{number:x<200}"} for number in range(1000)]
+    lines = [
+        {"key": "k", "id": "a"},
+        {"key": "k", "id": "b", "after": {"tasks": parents}, "payload": "x" * 200_000},
+        {"key": "k", "id": "c", "after": {"tasks": []}},
+        {"key": "k", "id": "d", "batch": {"key": "k", "task_id": "d"}},
+    ]
+    file = tmp_path / "tasks.ndjson"
+    file.write_text("\n".join(map(json.dumps, lines)))
+    told = cli("publish", "--batch", str(file), "--json").json
+    assert (told["accepted"], told["invalid"], told["faults"][0]["line"]) == (3, 1, 3)

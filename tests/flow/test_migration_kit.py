@@ -3,10 +3,10 @@
 import pytest
 
 from taskqueue_conformance import BackendSuite, Bench
-from taskqueue_conformance.suites.content_digest import ContentDigestSuite
 from taskqueue_conformance.suites.batches import BatchesSuite
 from taskqueue_conformance.suites.blocked import BlockedSuite
 from taskqueue_conformance.suites.blocked_lines import BlockedLinesSuite
+from taskqueue_conformance.suites.content_digest import ContentDigestSuite
 from taskqueue_conformance.suites.control import ControlSuite
 from taskqueue_conformance.suites.dead_letters import DeadLettersSuite
 from taskqueue_conformance.suites.deliver import DeliverSuite

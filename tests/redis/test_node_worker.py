@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from taskqueue_core.after import After, TaskRef
 from taskqueue_core.capabilities import QueueSettings, control_of, dead_letters_of
 from taskqueue_core.hooks import Hooks, Identity, hookimpl
 from taskqueue_core.instrumented import InstrumentedBackend
@@ -115,6 +116,19 @@ async def test_it_ends_attempts_at_their_timeout() -> None:
         (letter,) = await backend.dead_letters.list("node.slow")
         errors = [failure.error for failure in letter.history]
         assert (letter.task.id, errors) == ("a", ["timeout after 0.2 s"] * 2)
+
+
+async def test_it_gets_results_of_other_tasks() -> None:
+    """U16, E1: a task in Node waits for others, and gets their results as inputs."""
+    async with running(backend := MemoryBackend()) as it:
+        async with worker(it.server.url):
+            for n in (3, 4):
+                await it.publish(f"of-{n}", key="node.square", payload=b'{"n":%d}' % n)
+            parents = (TaskRef("node.square", "of-3"), TaskRef("node.square", "of-4"))
+            after = After(tasks=parents, inputs=(0, 1))
+            await it.publish("sum", key="node.sum", after=after)
+            await it.reaches("node.sum", done=1, seconds=30)
+        assert await backend.control.results("node.sum", "sum") == (b"25",)
 
 
 async def test_an_unknown_token_ends_it() -> None:

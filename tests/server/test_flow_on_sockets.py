@@ -125,7 +125,7 @@ async def test_bytes_that_a_worker_holds() -> None:
     most = LIMITS.held // LIMITS.payload
     async with running() as it, it.worker("w1", credit=2 * most) as worker:
         await it.publish(*(f"t{n}" for n in range(most + 50)), payload=payload)
-        taken = await held(worker, most - 1)
+        taken = await held(worker, most - 2)
         await worker.send("ping", n=1)
         await worker.frame("pong")
         assert await it.count(State.IN_FLIGHT) <= most

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from websockets.exceptions import ConnectionClosed
 
+from taskqueue_core.after import After, TaskRef
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.protocol.frames import FEATURES
 from taskqueue_core.retry import RetryPolicy
@@ -138,3 +139,33 @@ async def test_a_timeout_that_is_set_while_an_old_worker_is_connected() -> None:
             assert (got["task"]["id"], got["attempt"], got.get("losses", 0)) == ("a", 1, 0)
             await old.send("ack", receipts=[held["receipt"]])
             assert await old.settled(1) == ([held["receipt"]], [])
+
+
+async def test_a_worker_that_knows_no_inputs(caplog: pytest.LogCaptureFixture) -> None:
+    """U16: a worker without the feature ``inputs`` gets no task with results of others, is told why, and works on.
+
+    The task keeps its attempts, and a worker with the feature gets it with the results.
+    """
+    async with running(backend := MemoryBackend()) as it:
+        await it.publish("a", "b")
+        inputs = After(tasks=(TaskRef("k", "a"), TaskRef("k", "b")), when="ended", inputs=(1, 0))
+        await it.publish("sum", after=inputs)
+        await it.publish("last", after=After(tasks=(TaskRef("k", "a"),)))
+        async with it.worker("old", credit=9, features=["timeouts"]) as old:
+            first, second = await old.deliveries(2)
+            assert (first["task"]["id"], second["task"]["id"]) == ("a", "b")
+            results = {first["receipt"]: {"n": 1}}
+            await old.send("ack", receipts=[first["receipt"]], results=results)
+            await old.settled(1)
+            await backend.control.cancel("k", "b")
+            (got,) = await old.deliveries(1)
+            assert got["task"]["id"] == "last"
+            assert (await old.frame("error"))["code"] == "inputs"
+            await it.reaches(scheduled=1, in_flight=1)
+            assert caplog.text.count("worker gets no tasks with inputs") == 1
+        assert await backend.control.reschedule("k", "sum", 0)
+        async with it.worker("new", credit=9, features=["inputs"]) as new:
+            got = {each["task"]["id"]: each for each in await new.deliveries(2)}["sum"]
+            assert got["inputs"] == [None, {"n": 1}]
+            assert (got["attempt"], got["prior"]) == (2, 1)
+            assert got["task"]["after"]["inputs"] == [1, 0]

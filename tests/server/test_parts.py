@@ -153,7 +153,9 @@ class TestSender:
         session.feed(f'{{"type":"hello","worker_id":"w","keys":["k"],"credit":{credit}}}')
         session.welcome("c", 1.0, "1")
         subscription = backend.subscribe(["k"], "w")
-        pump = DeliverySender(session, subscription, channel(socket), noted(), asyncio.Event())
+        pump = DeliverySender(
+            session, subscription, channel(socket), noted(), asyncio.Event(), backend=backend
+        )
         task = asyncio.create_task(pump.run())
         await asyncio.sleep(0)
         return backend, session, pump, socket, task

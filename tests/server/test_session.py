@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from taskqueue_core.errors import ProtocolViolation
 from taskqueue_core.limits import LIMITS
@@ -276,7 +277,8 @@ class TestSettling:
         session = ready(LIMITS.credit)
         free = session.room
         payload = b'"' + b"x" * (LIMITS.payload - 2) + b'"'
-        session.deliver([delivery(receipt, payload) for receipt in "abcd"])
+        largest = [replace(delivery(receipt, payload), inputs=(payload,)) for receipt in "abcd"]
+        session.deliver(largest)
         assert (session.room, session.credit) == (free - 4, LIMITS.credit - 4)
         session.feed(text("ack", receipts=["a", "b"]))
         assert session.room == free - 4

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from taskqueue_core.after import After, TaskRef
 from taskqueue_core.errors import ProtocolViolation
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.frames import decode_client, decode_server
@@ -17,6 +18,8 @@ from taskqueue_core.protocol.server_session import (
     ServerSession,
     ServerSessionState,
 )
+from taskqueue_core.tasks import Delivery, Task
+from taskqueue_core.uniqueness import UniqueKey
 from tests.server.sessions import delivery, ready, refused, said, text
 
 
@@ -32,6 +35,29 @@ class TestFrames:
             assert len(frame.encode()) <= LIMITS.frame
             decoded: Any = decode_server(frame)
             assert [d.receipt for d in decoded.deliveries] == [d.receipt for d in sent]
+
+    def test_the_largest_delivery_fits_into_a_frame(self) -> None:
+        """U16: the largest payload and headers, with 1000 parents with the longest names and their results."""
+        text = b'"' + b"x" * (LIMITS.payload - 2) + b'"'
+        long = [f"{number:x<{LIMITS.name}}" for number in range(LIMITS.parents)]
+        parents = tuple(TaskRef(name, name) for name in long)
+        after = After(tasks=parents, inputs=tuple(range(LIMITS.parents)))
+        headers = {f"{n}": '"' * (LIMITS.header_bytes // 33) for n in range(LIMITS.headers)}
+        task = Task(
+            key="k" * LIMITS.name, id=long[1], payload=text, after=after, batch=parents[0],
+            tenant=long[0], ordering_key=long[2], headers=headers, priority=9, not_before=1.5,
+            deadline=253402300799.123, unique=UniqueKey(key=long[3], until="started", period=1e9),
+        )  # fmt: skip
+        first = b'"' + b"x" * (LIMITS.payload - 4 * LIMITS.parents) + b'"'
+        inputs = (first, *[b"null"] * (LIMITS.parents - 1))
+        largest = Delivery(
+            task=task, receipt=long[4], attempt=9999, losses=9999, prior=9999, delivered_at=1e10 / 7,
+            shard=999, shard_changed=True, timeout=1e9, inputs=inputs,
+        )  # fmt: skip
+        ((frame, _),) = ready(1).deliver([largest])
+        assert 0.9 * LIMITS.frame < len(frame.encode()) <= LIMITS.frame
+        decoded: Any = decode_server(frame)
+        assert len(decoded.deliveries[0].inputs) == LIMITS.parents
 
     def test_what_is_usual_is_left_out(self) -> None:
         """A frame omits every field that has its default value (fault M5)."""

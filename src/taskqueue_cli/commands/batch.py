@@ -24,6 +24,7 @@ from rich.progress import (
 
 from taskqueue_cli.backends import with_backend
 from taskqueue_cli.output import FAILED, console, note, print_json
+from taskqueue_core.after import After, TaskRef
 from taskqueue_core.backend import Backend
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
@@ -31,7 +32,8 @@ from taskqueue_core.queue import Queue, instant
 from taskqueue_core.tasks import DEFAULT_PRIORITY, Published, Task, new_id
 from taskqueue_core.uniqueness import UniqueKey
 
-_MAX_LINE_BYTES = LIMITS.payload + LIMITS.header_bytes + 16 * 1024
+_MAX_PARENTS_BYTES = LIMITS.parents * (2 * LIMITS.name + 64)
+_MAX_LINE_BYTES = LIMITS.payload + LIMITS.header_bytes + _MAX_PARENTS_BYTES + 16 * 1024
 _BATCH = 500
 _MAX_SHOWN = 20
 _STORED = {Published.ACCEPTED.value, Published.DUPLICATE.value, Published.REPLACED.value}
@@ -54,6 +56,8 @@ class TaskFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_attempts: int | None = None
     unique: UniqueKey | None = None
     content_digest: bytes | None = None
+    after: After | None = None
+    batch: TaskRef | None = None
 
     def to_task(self, now: float, key: str | None = None) -> Task:
         """Return the task. ``now`` is the store's time, and ``key`` the default key. Raises `InvalidInput`."""
@@ -70,6 +74,8 @@ class TaskFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             max_attempts=self.max_attempts,
             unique=self.unique,
             content_digest=self.content_digest,
+            after=self.after,
+            batch=self.batch,
         )
 
 

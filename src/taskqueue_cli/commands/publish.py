@@ -12,6 +12,7 @@ import typer
 from taskqueue_cli.backends import ServerUrl, with_backend
 from taskqueue_cli.commands.batch import TaskFields, publish_file
 from taskqueue_cli.output import AsJson, argument, console, option, print_json
+from taskqueue_core.after import After, TaskRef, When
 from taskqueue_core.backend import Backend
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
@@ -69,6 +70,16 @@ def publish(
         Literal["keep", "replace", "refuse"],
         typer.Option(help="What to do if a task holds the unique key."),
     ] = "keep",
+    after: Annotated[
+        list[str] | None,
+        option("Task that this one waits for. May be repeated.", metavar="KEY/ID"),
+    ] = None,
+    when: Annotated[
+        When,
+        typer.Option(
+            help="What --after waits for: all tasks are done, all have ended, or one has failed."
+        ),
+    ] = "done",
     header: Annotated[
         list[str] | None, option("Header of the task. May be repeated.", metavar="NAME=VALUE")
     ] = None,
@@ -84,7 +95,7 @@ def publish(
         Path | None,
         option(
             "Publish each line of FILE (- for stdin) as a task. A line is a JSON object with key, payload, id, "
-            "priority, delay, expires_in, unique ...",
+            "priority, delay, expires_in, unique, after ...",
             metavar="FILE",
         ),
     ] = None,
@@ -95,7 +106,7 @@ def publish(
     if batch is not None:
         own = (
             *(payload, task_id, delay, expires_in, tenant, ordering_key, max_attempts, header),
-            unique_key,
+            *(unique_key, after),
         )
         if any(value is not None for value in own) or priority != DEFAULT_PRIORITY:
             raise typer.BadParameter(
@@ -106,6 +117,8 @@ def publish(
         return
     if unique_key is None and on_conflict != "keep":
         raise typer.BadParameter("give --unique-key as well", param_hint="--on-conflict")
+    if not after and when != "done":
+        raise typer.BadParameter("give --after as well", param_hint="--when")
     if key is None:
         raise typer.BadParameter("give a key, or --batch FILE", param_hint="KEY")
     task = TaskFields(
@@ -119,6 +132,7 @@ def publish(
         ordering_key=ordering_key,
         max_attempts=max_attempts,
         unique=None if unique_key is None else UniqueKey(key=unique_key, on_conflict=on_conflict),
+        after=After(tasks=refs_of(after), when=when) if after else None,
         headers=headers_of(header or []),
     )
     confirmation = with_backend(server, lambda backend: _publish(backend, task, wait))
@@ -163,6 +177,17 @@ def _read(text: str) -> bytes:
     except OSError as error:
         got = f"a file that cannot be read ({error.strerror})"
         raise InvalidInput("payload", got, "@ before the path of a readable file") from None
+
+
+def refs_of(texts: list[str]) -> tuple[TaskRef, ...]:
+    """Return the tasks of ``KEY/ID`` options. Raises `InvalidInput`."""
+    refs = []
+    for text in texts:
+        key, sign, task_id = text.partition("/")
+        if not sign:
+            raise InvalidInput("after", "text without a '/'", "KEY/ID")
+        refs.append(TaskRef(key, task_id))
+    return tuple(refs)
 
 
 def headers_of(texts: list[str]) -> dict[str, str]:

@@ -75,6 +75,7 @@ def status(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson =
         "losses": str(task_status.losses),
         "since": format_time(task_status.updated_at),
         "due": "" if task_status.due_at is None else format_time(task_status.due_at),
+        "held by": ", ".join(f"{ref.key}/{ref.task_id}" for ref in task_status.held_by),
         "progress": "" if task_status.progress is None else str(task_status.progress),
         "reason" if task_status.state is State.DEAD else "error": readable_error(
             None, task_status.error or ""
@@ -147,7 +148,7 @@ def reschedule(
     server: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let one waiting or scheduled task run at another time. Its attempt does not change."""
+    """Let one blocked, waiting or scheduled task run at another time. Its attempt does not change."""
 
     async def act(backend: Backend) -> tuple[bool, float, TaskStatus]:
         await backend.health()  # a backend elsewhere learns the store's time with its first answer
@@ -205,7 +206,7 @@ def purge(
     server: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Cancel all waiting and scheduled tasks of a queue, permanently. Running tasks and dead letters are kept."""
+    """Cancel all blocked, waiting and scheduled tasks of a queue. Running tasks and dead letters are kept."""
     if confirm != key:
         raise InvalidInput("--confirm", "another name", "the name of the queue, which is KEY")
 

@@ -116,7 +116,7 @@ class Handle(Generic[R_co]):
     async def reschedule(
         self, *, delay: float | timedelta | None = None, not_before: float | datetime | None = None
     ) -> bool:
-        """Let a waiting or scheduled task run after ``delay``, or at ``not_before``, and not earlier.
+        """Let a blocked, waiting or scheduled task run after ``delay``, or at ``not_before``, and not earlier.
 
         ``delay`` is a number of seconds or a timedelta, ``not_before`` in Unix seconds or a datetime with a time zone.
         Return False if the task is running, has ended or is unknown, or if its attempt was delivered before: what was
@@ -252,7 +252,7 @@ class SyncHandle(Generic[R_co]):
     def reschedule(
         self, *, delay: float | timedelta | None = None, not_before: float | datetime | None = None
     ) -> bool:
-        """Let a waiting or scheduled task run at another time, as `Handle.reschedule` does."""
+        """Let a blocked, waiting or scheduled task run at another time, as `Handle.reschedule` does."""
         return self._queue.run(self._handle.reschedule(delay=delay, not_before=not_before))
 
     def result(self, timeout: float | None = None, *, wait_for_redrive: bool = False) -> R_co:

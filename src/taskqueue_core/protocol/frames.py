@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Raw, field
 
+from taskqueue_core.after import After, TaskRef
 from taskqueue_core.errors import InvalidInput, ProtocolViolation
 from taskqueue_core.limits import LIMITS, check_json
 from taskqueue_core.tasks import DEFAULT_PRIORITY, Delivery, Task
@@ -45,9 +46,11 @@ class Feature(StrEnum):
     """the server stores the traceback of a failure (``traceback`` of `RetryFrame` and `DeadLetterFrame`)"""
     TIMEOUTS = "timeouts"
     """the worker ends an attempt that runs longer than ``deliver.timeout``"""
+    INPUTS = "inputs"
+    """the worker gives a handler the results of other tasks (``deliver.inputs``)"""
 
 
-FEATURES: tuple[Feature, ...] = (Feature.SNOOZE, Feature.TRACEBACKS, Feature.TIMEOUTS)
+FEATURES: tuple[Feature, ...] = tuple(Feature)
 """the features that this version has, as a worker and as a server"""
 
 _Name = Annotated[str, Meta(max_length=LIMITS.name)]
@@ -190,6 +193,8 @@ class WireTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     unique: UniqueKey | None = None
     content_digest: bytes | None = None
     """in base64"""
+    after: After | None = None
+    batch: TaskRef | None = None
 
 
 class WireDelivery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -203,6 +208,8 @@ class WireDelivery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     shard: int | None = None
     shard_changed: bool = False
     timeout: float | None = None
+    inputs: tuple[Raw, ...] = ()
+    """as in `Delivery`, with null for a parent that has no result"""
     task: WireTask
 
 
@@ -256,6 +263,7 @@ ClientFrame = Hello | Credit | SettlementFrame | Progress | Ping | Pong | Bye
 ServerFrame = Welcome | Deliver | SettledFrame | Revoke | Drain | Degraded | Error | Ping | Pong
 
 _encoder = msgspec.json.Encoder()
+_NULL = Raw(b"null")
 
 
 def encode(frame: ClientFrame | ServerFrame) -> str:
@@ -307,6 +315,8 @@ def to_wire_task(task: Task) -> WireTask:
         max_attempts=task.max_attempts,
         unique=task.unique,
         content_digest=task.content_digest,
+        after=task.after,
+        batch=task.batch,
     )
 
 
@@ -321,6 +331,7 @@ def to_wire(delivery: Delivery) -> WireDelivery:
         shard=delivery.shard,
         shard_changed=delivery.shard_changed,
         timeout=delivery.timeout,
+        inputs=tuple([_NULL if each is None else Raw(each) for each in delivery.inputs]),
         task=to_wire_task(delivery.task),
     )
 

@@ -88,7 +88,8 @@ Event = (
     | CloseSocket
 )
 
-_TASK_BYTES = LIMITS.payload + LIMITS.header_bytes
+_DELIVERY_BYTES = 2 * LIMITS.payload + LIMITS.header_bytes
+"""maximum size of a delivery: a payload, headers, and inputs, which have the limit of a payload together"""
 _PIECE = 500
 """maximum number of receipts in one frame, so that even long receipts do not exceed the size limit of a frame"""
 _HEAD, _TAIL = b'{"type":"deliver","deliveries":[', b"]}"
@@ -135,7 +136,7 @@ class ServerSession:
     @property
     def room(self) -> int:
         """The number of deliveries of any size that may be sent now, within the credit and `Limits.held`."""
-        return min(self.credit, max(0, LIMITS.held - self._held_bytes) // _TASK_BYTES)
+        return min(self.credit, max(0, LIMITS.held - self._held_bytes) // _DELIVERY_BYTES)
 
     @property
     def held(self) -> tuple[Delivery, ...]:
@@ -284,16 +285,17 @@ class ServerSession:
             raise ProtocolViolation("unexpected", "there are more deliveries than credit")
         self._credit -= len(deliveries)
         self.unknown = max(0, self.unknown - len(deliveries))
-        self._hold(deliveries)
-        return _frames(deliveries)
+        return _frames(deliveries, self._hold(deliveries))
 
-    def _hold(self, deliveries: Sequence[Delivery]) -> None:
+    def _hold(self, deliveries: Sequence[Delivery]) -> int:
         self._held.update((delivery.receipt, delivery) for delivery in deliveries)
-        self._held_bytes += sum(delivery.task.size for delivery in deliveries)
+        size = sum(delivery.size for delivery in deliveries)
+        self._held_bytes += size
+        return size
 
     def _drop(self, deliveries: dict[str, Delivery], receipt: str) -> bool:
         delivery = deliveries.pop(receipt, None)
-        self._held_bytes -= 0 if delivery is None else delivery.task.size
+        self._held_bytes -= 0 if delivery is None else delivery.size
         return delivery is not None
 
     def settled(self, outcomes: Mapping[str, bool]) -> list[str]:
@@ -366,8 +368,8 @@ def _pieces(receipts: Sequence[str]) -> Iterator[list[str]]:
         yield list(receipts[start : start + _PIECE])
 
 
-def _frames(deliveries: Sequence[Delivery]) -> Iterator[tuple[str, Sequence[Delivery]]]:
-    if sum(len(delivery.task.payload) for delivery in deliveries) < LIMITS.frame:
+def _frames(deliveries: Sequence[Delivery], size: int) -> Iterator[tuple[str, Sequence[Delivery]]]:
+    if size < LIMITS.frame:
         whole = _encoder.encode(
             frames.Deliver(deliveries=[frames.to_wire(delivery) for delivery in deliveries])
         )

@@ -8,21 +8,29 @@ from collections.abc import AsyncIterator
 import msgspec
 from starlette.responses import Response
 
-from taskqueue_core.authoring.helpers import reject_ordering_keys, reject_unique_keys
+from taskqueue_core.authoring.helpers import (
+    reject_after,
+    reject_ordering_keys,
+    reject_unique_keys,
+)
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import has
 from taskqueue_core.errors import CapabilityMissing, InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Task
-from taskqueue_server.api.models import ConfirmationOut, InvalidLine, TaskIn
+from taskqueue_server.api.models import ConfirmationOut, InvalidLine
+from taskqueue_server.api.rights import demand_to_publish
+from taskqueue_server.api.task_models import TaskIn
 from taskqueue_server.problems import ProblemError
 from taskqueue_server.routing import bodies
 from taskqueue_server.routing.operations import Operation, RequestContext, Scope, spliced
 from taskqueue_server.routing.parameters import IDEMPOTENCY_KEY, id_maker
 
 MAX_LINES = 100 * LIMITS.batch
-_LINE = LIMITS.payload + 64 * 1024
-"""maximum size of one line in bytes: a payload, plus 64 KiB for the task's other fields"""
+_PARENT = 2 * LIMITS.name + 64
+"""maximum size in bytes of the name of a task as JSON"""
+_LINE = LIMITS.payload + LIMITS.parents * _PARENT + 64 * 1024
+"""maximum size of one line in bytes: a payload, parents, and 64 KiB for the task's other fields"""
 _encoder = msgspec.json.Encoder()
 
 
@@ -47,6 +55,7 @@ class _Batch:
         self._id_of = id_maker(call)
         self._orders = has(call.context.backend, Capability.ORDERING_KEYS)
         self._unique = has(call.context.backend, Capability.UNIQUE)
+        self._waits = has(call.context.backend, Capability.AFTER)
         self._number = 0
         self._waiting: list[tuple[int, Task]] = []
 
@@ -67,7 +76,7 @@ class _Batch:
             task_id = self._id_of(body.key, body.id, self._number)
             task = body.to_task(self._call.context.backend.now(), task_id)
             self._demand_capabilities(task)
-            self._call.demand(task.key)
+            demand_to_publish(self._call, task)
         except ProblemError as error:
             problem = error.problem
             self._refuse(problem.code, problem.field, problem.detail)
@@ -86,6 +95,8 @@ class _Batch:
             reject_ordering_keys((task,))
         if not self._unique:
             reject_unique_keys((task,))
+        if not self._waits:
+            reject_after((task,))
 
     async def flush(self) -> None:
         waiting, self._waiting = self._waiting, []

@@ -5,144 +5,24 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta, Raw
+from msgspec import Meta
 
 from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.protocol.frames import WireTask, to_wire_task
-from taskqueue_core.queue import instant
 from taskqueue_core.rate_limit import IntervalUnit
 from taskqueue_core.tasks import (
-    DEFAULT_PRIORITY,
     Confirmation,
     DeadLetter,
     Failure,
     QueueStats,
-    Task,
     TaskStatus,
     WorkerInfo,
-    new_id,
 )
-from taskqueue_core.uniqueness import Debounce, OnConflict, UniqueKey, Until
-from taskqueue_server.routing.schemas import (
-    Attempts,
-    ContentDigest,
-    HeadersField,
-    Instant,
-    Label,
-    Name,
-    Priority,
-    Seconds,
-    Text,
-)
+from taskqueue_server.routing.schemas import Instant, Name, Seconds, Text
 
 IdList = Annotated[list[Name], Meta(max_length=LIMITS.batch)]
-
-
-class DebounceIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The time of a task that is published again and again: ``seconds`` after the last publish.
-
-    It is due ``max_wait`` seconds after the first publish at the latest.
-    """
-
-    seconds: Seconds
-    max_wait: Seconds | None = None
-
-
-class UniqueIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A key that at most one live task of the queue holds.
-
-    ``until``: the task holds it until it has ended, or only until it is delivered for the first time; ``period``: also
-    for so many seconds after the publish. ``on_conflict``: what a publish does whose key is held.
-    """
-
-    key: Name
-    until: Until = "ended"
-    period: Seconds | None = None
-    on_conflict: OnConflict = "keep"
-    debounce: DebounceIn | None = None
-
-    def to_key(self) -> UniqueKey:
-        """Return the checked key. Raises `InvalidInput`."""
-        fields = msgspec.structs.asdict(self)
-        if self.debounce is not None:
-            fields["debounce"] = Debounce(self.debounce.seconds, self.debounce.max_wait)
-        return UniqueKey(**fields)
-
-
-class TaskIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A task to publish.
-
-    ``delay`` and ``expires_in`` are seconds from now; ``not_before`` and ``deadline`` are Unix seconds.
-    """
-
-    key: Name
-    payload: Raw = msgspec.field(default_factory=lambda: Raw(b"null"))
-    id: Name | None = None
-    headers: HeadersField = {}
-    priority: Priority = DEFAULT_PRIORITY
-    tenant: Name | None = None
-    ordering_key: Name | None = None
-    deadline: Instant | None = None
-    expires_in: Seconds | None = None
-    not_before: Instant | None = None
-    delay: Seconds | None = None
-    max_attempts: Attempts | None = None
-    unique: UniqueIn | None = None
-    content_digest: ContentDigest | None = None
-    """16 to 64 bytes in base64 by which the id is recognised instead of the payload; the same for the same content"""
-
-    def to_task(self, now: float, task_id: str | None = None) -> Task:
-        """Return the checked task, with the payload's bytes unchanged. Raises `InvalidInput`.
-
-        If the body has no id, the task gets the id ``task_id``, or a random id if ``task_id`` is ``None``.
-        """
-        return Task(
-            key=self.key,
-            payload=bytes(self.payload),
-            id=self.id if self.id is not None else task_id or new_id(),
-            headers=self.headers,
-            priority=self.priority,
-            tenant=self.tenant,
-            ordering_key=self.ordering_key,
-            deadline=instant(now, "expires_in", self.expires_in, "deadline", self.deadline),
-            not_before=instant(now, "delay", self.delay, "not_before", self.not_before),
-            max_attempts=self.max_attempts,
-            unique=None if self.unique is None else self.unique.to_key(),
-            content_digest=self.content_digest,
-        )
-
-
-class RetryIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The next attempt of a task, at a time or after a delay."""
-
-    task: TaskIn
-    at: Instant | None = None
-    delay: Seconds | None = None
-    error: str | None = None
-    token: Label | None = None
-    free: bool = False
-    """whether the attempt before it does not count against the maximum number of attempts"""
-    traceback: str | None = None
-    """the traceback of ``error``, which the task's history keeps unless the queue's settings exclude it"""
-
-
-class RetryTaskIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The next attempt of the task that the path names: at once, at a time, or after a delay.
-
-    Without ``payload``, the task must be a dead letter, whose payload is still stored.
-    """
-
-    at: Instant | None = None
-    delay: Seconds | None = None
-    error: str | None = None
-    token: Label | None = None
-    free: bool = False
-    """whether the attempt before it does not count against the maximum number of attempts"""
-    traceback: str | None = None
-    """the traceback of ``error``, which the task's history keeps unless the queue's settings exclude it"""
-    payload: Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 class ConfirmationOut(Confirmation, frozen=True, kw_only=True, omit_defaults=True):
@@ -200,6 +80,12 @@ class Cancelled(msgspec.Struct, frozen=True):
     """Whether the task was live and has been cancelled."""
 
     cancelled: bool
+
+
+class Closed(msgspec.Struct, frozen=True):
+    """Whether the task is a batch that has not ended; it accepts no more members."""
+
+    closed: bool
 
 
 class StatusesOut(msgspec.Struct, frozen=True):

@@ -102,7 +102,7 @@ def _ledger(ledger: Ledger) -> Response:
 
 
 async def purge(call: RequestContext) -> Response:
-    """Cancel all waiting and scheduled tasks of a queue, but no running tasks. Idempotent. This cannot be undone."""
+    """Cancel all blocked, waiting and scheduled tasks of a queue, but no running ones. Idempotent. Cannot be undone."""
     key = call.name("key")
     call.confirm(key)
     return answer(Count(await call.context.control.purge(key)))

@@ -16,7 +16,8 @@ from taskqueue_core.limits import LIMITS
 from taskqueue_core.schedule_status import ScheduleStatus
 from taskqueue_core.schedules import Cron, Every, InstantForm, Schedule, TaskTemplate
 from taskqueue_core.tasks import DEFAULT_PRIORITY
-from taskqueue_server.api.models import ConfirmationOut, UniqueIn
+from taskqueue_server.api.models import ConfirmationOut
+from taskqueue_server.api.task_models import UniqueIn
 from taskqueue_server.routing.schemas import (
     Attempts,
     ContentDigest,

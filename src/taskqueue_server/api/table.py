@@ -11,6 +11,7 @@ from starlette.responses import Response
 from taskqueue_server.api import (
     batch,
     dead_letters,
+    lookups,
     migration,
     queues,
     schedules,
@@ -50,7 +51,7 @@ async def describe_socket(_: RequestContext) -> Response:
 OPERATIONS = (
     *batch.OPERATIONS,
     *tasks.OPERATIONS,
-    *tasks.LOOKUPS,
+    *lookups.OPERATIONS,
     *queues.OPERATIONS,
     *settings.OPERATIONS,
     *schedules.OPERATIONS,

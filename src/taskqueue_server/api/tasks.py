@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import msgspec
 from msgspec import UNSET
 from starlette.responses import Response
 
+from taskqueue_core.after import TaskRef
+from taskqueue_core.capabilities import dependencies_of
 from taskqueue_core.concurrency import first_completed
-from taskqueue_core.errors import InvalidInput, TooLarge
+from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_time
 from taskqueue_core.queue import instant
 from taskqueue_core.tasks import Confirmation, Published, Refusal, State, Task, TaskStatus
 from taskqueue_server.api.models import (
     Cancelled,
+    Closed,
     ConfirmationOut,
-    Ids,
     Rescheduled,
     RescheduleIn,
-    RetryIn,
-    RetryTaskIn,
-    StatusesOut,
-    TaskIn,
-    checked_ids,
 )
+from taskqueue_server.api.rights import READING, demand_to_publish
+from taskqueue_server.api.task_models import RetryIn, RetryTaskIn, TaskIn
 from taskqueue_server.context.waiters import MAX_WAIT
 from taskqueue_server.problems import ProblemError, refusal_status, retry_after
 from taskqueue_server.routing.bodies import JSON
@@ -37,8 +34,6 @@ from taskqueue_server.routing.operations import (
     RequestContext,
     Scope,
     answer,
-    joined,
-    spliced,
     unauthenticated,
 )
 from taskqueue_server.routing.parameters import IDEMPOTENCY_KEY, id_maker, reused
@@ -102,12 +97,16 @@ async def publish(call: RequestContext) -> Response:
 
     If another task holds the unique key in ``unique``, its id is in ``existing_id``: the status is ``duplicate`` or
     ``replaced`` with 200, or ``refused`` with 409 and the code ``not_unique``, as ``on_conflict`` says.
+
+    A task with ``after`` waits for other tasks in the state ``blocked``. The token needs the right to read the results
+    of each of them, that is ``publish`` or ``admin`` for its queue. A member of a ``batch`` that is closed is refused
+    with 409 and the code ``batch_closed``.
     """
     id_of = id_maker(call)
     body = await call.body(TaskIn)
     task_id = id_of(body.key, body.id, 0)
     task = body.to_task(call.context.backend.now(), task_id)
-    call.demand(task.key)
+    demand_to_publish(call, task)
     (confirmation,) = await call.context.queue.publish_many([task])
     if task_id is not None and confirmation.status is Published.CONFLICT:
         raise reused()
@@ -125,7 +124,7 @@ async def retry(call: RequestContext) -> Response:
     if body.task.id is None:
         raise InvalidInput("task.id", "nothing", "the id of the task")
     task = body.task.to_task(now)
-    call.demand(task.key)
+    demand_to_publish(call, task)
     at = instant(now, "delay", body.delay, "at", body.at)
     if at is None:
         raise InvalidInput("at", "nothing", "a time, or a value for delay")
@@ -233,7 +232,7 @@ async def result(call: RequestContext) -> Response:
 
 
 async def cancel(call: RequestContext) -> Response:
-    """Cancel a live task: scheduled, waiting or running. A running task is revoked from its worker."""
+    """Cancel a live task: blocked, scheduled, waiting or running. A running task is revoked from its worker."""
     key, task_id = call.name("key"), call.name("id")
     cancelled = await call.context.control.cancel(key, task_id)
     call.context.waiters.check_now(key, task_id)
@@ -241,7 +240,7 @@ async def cancel(call: RequestContext) -> Response:
 
 
 async def reschedule(call: RequestContext) -> Response:
-    """Give a waiting or scheduled task another time. Its attempt does not change.
+    """Give a blocked, waiting or scheduled task another time. Its attempt does not change.
 
     A task that is running, has ended or is unknown is not changed, nor is one whose attempt was delivered before: a
     task that was released or redriven comes back at once.
@@ -255,12 +254,19 @@ async def reschedule(call: RequestContext) -> Response:
     return answer(Rescheduled(await call.context.control.reschedule(key, task_id, at)))
 
 
+async def close(call: RequestContext) -> Response:
+    """Close a batch: no more members are accepted, and it ends once all of its members have ended.
+
+    The response says whether the task is a batch that has not ended.
+    """
+    batch = TaskRef(call.name("key"), call.name("id"))
+    return answer(Closed(await dependencies_of(call.context.backend).close(batch)))
+
+
 _EXAMPLE = {"key": "emails", "id": "order-4711", "payload": {"to": "a@example.org"}}
-_RESULTS = LIMITS.body // LIMITS.result
-"""number of results that are read at once"""
 _RETRIED = {**_CONFIRMATIONS, 201: ConfirmationOut, 200: ConfirmationOut}
 _publishing = partial(Operation, tag="tasks", verb="publish")
-_operation = partial(Operation, tag="tasks", verb=("publish", "admin"))
+_operation = partial(Operation, tag="tasks", verb=READING)
 OPERATIONS = (
     _publishing(
         "POST",
@@ -321,65 +327,11 @@ OPERATIONS = (
         body=RescheduleIn,
         example={"delay": 60},
     ),
-)
-
-
-async def statuses(call: RequestContext) -> Response:
-    """Return the statuses of tasks; null for unknown tasks.
-
-    If the statuses are larger than the limit ``body`` in total, the response is 413: repeat with fewer ids.
-    """
-    key = call.name("key")
-    ids = checked_ids((await call.body(Ids)).ids)
-    found = await call.context.control.statuses(key, *ids) if ids else ()
-    text = msgspec.json.encode(StatusesOut(dict(zip(ids, found, strict=True))))
-    _check_total("statuses", ids, len(text))
-    return Response(text, media_type=JSON)
-
-
-def _check_total(what: str, ids: Sequence[str], size: int) -> None:
-    if size > LIMITS.body:
-        allowed = f"ids whose {what} have at most {LIMITS.body} bytes in total (limit body)"
-        raise TooLarge("ids", f"{len(ids)} ids", allowed)
-
-
-async def results(call: RequestContext) -> Response:
-    """Return results by id, as the workers returned them; ids without a result are omitted.
-
-    If the results are larger than the limit ``body`` in total, the response is 413: repeat with fewer ids.
-    """
-    key = call.name("key")
-    ids = checked_ids((await call.body(Ids)).ids)
-    found: dict[str, bytes] = {}
-    size = 0
-    for start in range(0, len(ids), _RESULTS):
-        piece = ids[start : start + _RESULTS]
-        texts = await call.context.control.results(key, *piece)
-        found |= {i: text for i, text in zip(piece, texts, strict=True) if text is not None}
-        size += sum(len(text or b"") for text in texts)
-        _check_total("results", ids, size)
-    members = (msgspec.json.encode(i) + b":" + text for i, text in found.items())
-    return spliced(joined(b'{"results":{', members, b"}}"))
-
-
-LOOKUPS = (
-    _operation(
+    _publishing(
         "POST",
-        "/v1/queues/{key}/statuses",
-        statuses,
-        {200: StatusesOut},
-        id="lookups_statuses",
-        body=Ids,
-        example={"ids": ["order-4711"]},
-    ),
-    _operation(
-        "POST",
-        "/v1/queues/{key}/results",
-        results,
-        {200: dict[str, dict[str, Any]]},
-        id="lookups_results",
-        body=Ids,
-        problems=(413,),
-        example={"ids": ["order-4711"]},
+        "/v1/tasks/{key}/{id}/close",
+        close,
+        {200: Closed},
+        id="tasks_close",
     ),
 )

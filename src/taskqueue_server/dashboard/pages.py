@@ -62,7 +62,7 @@ NOTICES: Mapping[str, str] = {
     "intake-paused": "Intake paused. New tasks are refused; existing tasks are delivered.",
     "intake-resumed": "Intake resumed. New tasks are accepted again.",
     "saved": "Settings saved.",
-    "purged": "Cancelled waiting and scheduled tasks: {n}.",
+    "purged": "Cancelled blocked, waiting and scheduled tasks: {n}.",
     "deleted": "Deleted. The queue and its settings no longer exist.",
     "unknown-queue": "No change: the queue does not exist.",
     "redriven": "Redriven: {n}. The tasks wait at the end of the queue.",

@@ -70,7 +70,7 @@ async def settings(call: RequestContext) -> Response:
 
 
 async def purge(call: RequestContext) -> Response:
-    """Cancel all waiting and scheduled tasks, if the queue's name was typed as confirmation."""
+    """Cancel all blocked, waiting and scheduled tasks, if the queue's name was typed as confirmation."""
     key, form = call.name("key"), await read_form(call)
     if form.text("confirm") != key:
         return await _page(

@@ -63,18 +63,17 @@ class RequestContext:
         self.trusted = True
         mark_authenticated(self.request.scope)
 
-    def is_allowed(self, key: str) -> bool:
-        """Return whether the client may execute this operation on the queue ``key``."""
-        identity = self.identity
-        permitted = (verb for verb in self.verbs if identity and identity.is_allowed(verb, key))
-        return not self.verbs or any(permitted)
+    def is_allowed(self, key: str, verbs: Sequence[str] | None = None) -> bool:
+        """Return whether the client may execute this operation on the queue ``key``, or one with other ``verbs``."""
+        identity, verbs = self.identity, self.verbs if verbs is None else verbs
+        permitted = (verb for verb in verbs if identity and identity.is_allowed(verb, key))
+        return not verbs or any(permitted)
 
-    def demand(self, key: str) -> None:
-        """Raise `ProblemError` unless the client may execute this operation on the queue ``key``."""
-        if not self.is_allowed(key):
-            raise _forbidden(
-                f"this token lacks the required right ({_either(self.verbs)}) for this key"
-            )
+    def demand(self, key: str, verbs: Sequence[str] | None = None, name: str = "this key") -> None:
+        """Raise `ProblemError` unless `is_allowed`. ``name`` says in the error which queue it is."""
+        if not self.is_allowed(key, verbs):
+            needed = _either(self.verbs if verbs is None else verbs)
+            raise _forbidden(f"this token lacks the required right ({needed}) for {name}")
 
     def watch_access(self) -> AbstractContextManager[asyncio.Event]:
         """Watch the token during the block. The yielded event is set once the token's rights change or end."""

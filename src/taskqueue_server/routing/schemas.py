@@ -18,22 +18,23 @@ NAME: dict[str, Any] = {
 }
 
 
-def _meta_of(**schema: Any) -> Meta:
+def meta_of(**schema: Any) -> Meta:
+    """Return an annotation that adds to the schema of a type, and checks nothing."""
     return Meta(extra_json_schema=schema)
 
 
 _BOUNDS = {"minLength": 1, "maxLength": LIMITS.name}
-Name = Annotated[str, _meta_of(**_BOUNDS, pattern=NAME["pattern"])]
+Name = Annotated[str, meta_of(**_BOUNDS, pattern=NAME["pattern"])]
 """a key, id, tenant or ordering key"""
 LABEL: dict[str, Any] = {"type": "string", **_BOUNDS}
-Label = Annotated[str, _meta_of(**_BOUNDS)]
+Label = Annotated[str, meta_of(**_BOUNDS)]
 """the name of a model or a server, or the token of a retry: any printable text"""
-Priority = Annotated[int, _meta_of(minimum=0, maximum=9)]
-Attempts = Annotated[int, _meta_of(minimum=1, maximum=1000)]
-Instant = Annotated[float, _meta_of(minimum=0, exclusiveMaximum=END_OF_TIME + 1)]
+Priority = Annotated[int, meta_of(minimum=0, maximum=9)]
+Attempts = Annotated[int, meta_of(minimum=1, maximum=1000)]
+Instant = Annotated[float, meta_of(minimum=0, exclusiveMaximum=END_OF_TIME + 1)]
 """a time in Unix seconds"""
-Seconds = Annotated[float, _meta_of(minimum=0, maximum=CENTURY)]
-Text = Annotated[str, _meta_of(minLength=1, maxLength=LIMITS.text)]
-HeadersField = Annotated[dict[str, str], _meta_of(maxProperties=LIMITS.headers)]
-ContentDigest = Annotated[bytes, _meta_of(minLength=24, maxLength=88)]
+Seconds = Annotated[float, meta_of(minimum=0, maximum=CENTURY)]
+Text = Annotated[str, meta_of(minLength=1, maxLength=LIMITS.text)]
+HeadersField = Annotated[dict[str, str], meta_of(maxProperties=LIMITS.headers)]
+ContentDigest = Annotated[bytes, meta_of(minLength=24, maxLength=88)]
 """16 to 64 bytes, in base64"""

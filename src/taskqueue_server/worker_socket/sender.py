@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Sequence
+from functools import partial
 
-from taskqueue_core.backend import Subscription
+from taskqueue_core.backend import Backend, Subscription
 from taskqueue_core.consumer.outage import OutageRetry
+from taskqueue_core.consumer.settle import settle
 from taskqueue_core.errors import TaskQueueError
-from taskqueue_core.protocol.frames import Feature
+from taskqueue_core.protocol.frames import Error, Feature, encode
 from taskqueue_core.protocol.server_session import ServerSession, ServerSessionState
+from taskqueue_core.retry import RetryPolicy, Snoozed, decide
 from taskqueue_core.tasks import Delivery, Received
 from taskqueue_server.worker_socket.websocket import WebSocketChannel
 
 _BATCH = 100
 """maximum number of deliveries per receive: large enough to save round trips, small enough that all workers get some"""
+_PUT_OFF = Snoozed(30.0)
+"""the outcome of a task with inputs that a worker without the feature ``inputs`` would get"""
+_NO_INPUTS = (
+    "tasks with results of other tasks need a worker with the feature 'inputs', and were put off for 30 s: "
+    "upgrade this worker"
+)
+_log = logging.getLogger("taskqueue.server.socket")
 
 
 class DeliverySender:
@@ -28,14 +39,19 @@ class DeliverySender:
         channel: WebSocketChannel,
         outage: OutageRetry,
         room_changed: asyncio.Event,
+        *,
+        backend: Backend,
     ) -> None:
         """Create a sender that looks again for room in the session when ``room_changed`` is set."""
+        self._backend = backend
         self._session = session
         self._subscription = subscription
         self._channel = channel
         self._outage = outage
         self._room_changed = room_changed
         self._timeouts = Feature.TIMEOUTS in session.features
+        self._inputs = Feature.INPUTS in session.features
+        self._warned = False
         self._task: asyncio.Task[None] | None = None
         self._receiving = False
         self._interrupted = False
@@ -74,10 +90,7 @@ class DeliverySender:
                 return False
             finally:
                 self._receiving = False
-            timed = [d for d in received.deliveries if not self._timeouts and d.timeout is not None]
-            if received.deliveries:
-                await self._deliver([d for d in received.deliveries if d not in timed], timed)
-            if timed:
+            if received.deliveries and await self._deliver_fitting(received.deliveries):
                 return True
         return False
 
@@ -86,10 +99,40 @@ class DeliverySender:
         limit = min(self._session.room, _BATCH)
         return self._subscription.receive(limit, 0 if self._outage.down else None)
 
+    async def _deliver_fitting(self, deliveries: Sequence[Delivery]) -> bool:
+        """Send those deliveries that the worker can execute. Return whether one of the others has a timeout."""
+        if self._timeouts and self._inputs:
+            await self._deliver(deliveries, ())
+            return False
+        timed, fed, fitting = list[Delivery](), list[Delivery](), list[Delivery]()
+        for delivery in deliveries:
+            if not self._timeouts and delivery.timeout is not None:
+                timed.append(delivery)
+            elif not self._inputs and delivery.inputs:
+                fed.append(delivery)
+            else:
+                fitting.append(delivery)
+        await self._deliver(fitting, timed)
+        if fed:
+            await self._put_off(fed)
+        return bool(timed)
+
+    async def _put_off(self, deliveries: Sequence[Delivery]) -> None:
+        """Leave tasks with inputs to other workers, without counting an attempt, and tell the worker why."""
+        for delivery in deliveries:
+            verb = decide(_PUT_OFF, delivery, RetryPolicy())
+            call = partial(settle, self._backend, self._subscription, delivery, verb)
+            await self._outage.retry_until_available(call)
+        if not self._warned:
+            self._warned = True
+            fields = {"worker_id": self._session.worker_id, "key": deliveries[0].task.key}
+            _log.warning("worker gets no tasks with inputs: it is too old", extra=fields)
+            await self._channel.send(encode(Error(code="inputs", message=_NO_INPUTS)))
+
     async def _deliver(self, deliveries: Sequence[Delivery], withheld: Sequence[Delivery]) -> None:
         unsent = {delivery.receipt: delivery for delivery in (*withheld, *deliveries)}
         try:
-            if self._session.state is ServerSessionState.READY:
+            if deliveries and self._session.state is ServerSessionState.READY:
                 for text, sent in self._session.deliver(deliveries):
                     await self._channel.send(text)
                     for delivery in sent:

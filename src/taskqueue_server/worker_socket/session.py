@@ -105,7 +105,12 @@ class WorkerSession:
         self._listening_since: float | None = None
         self._outage = OutageRetry(self._log_outage)
         self._sender = DeliverySender(
-            session, subscription, channel, self._outage, deliveries_changed
+            session,
+            subscription,
+            channel,
+            self._outage,
+            deliveries_changed,
+            backend=context.backend,
         )
         self._settlements = SettlementQueue(
             context.backend, subscription, self._outage, self._report_settled
@@ -348,7 +353,7 @@ async def adopt(
         start += most
         call = partial(handover.adopt, *batch, allowed=is_allowed)
         found = [d for d in await outage.retry_until_available(call) if d is not None]
-        size += sum(delivery.task.size for delivery in found)
+        size += sum(delivery.size for delivery in found)
         adopted += found
     return tuple(adopted)
 
