@@ -6,6 +6,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from taskqueue_core.after import After, TaskRef
+from taskqueue_core.application.encoding import CODEC_HEADER
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.protocol.frames import FEATURES
 from taskqueue_core.retry import RetryPolicy
@@ -169,3 +170,29 @@ async def test_a_worker_that_knows_no_inputs(caplog: pytest.LogCaptureFixture) -
             assert got["inputs"] == [None, {"n": 1}]
             assert (got["attempt"], got["prior"]) == (2, 1)
             assert got["task"]["after"]["inputs"] == [1, 0]
+
+
+async def test_a_worker_that_knows_no_codecs(caplog: pytest.LogCaptureFixture) -> None:
+    """U17: a worker without the feature ``codecs`` gets no encoded task, is told why once, and works on."""
+    encoded = {CODEC_HEADER: "zlib"}
+    async with running(MemoryBackend()) as it:
+        await it.publish("a", "b", payload=b'"AHg="', headers=encoded)
+        await it.publish("plain")
+        async with it.worker("old", credit=9, features=["timeouts", "inputs"]) as old:
+            (got,) = await old.deliveries(1)
+            assert got["task"]["id"] == "plain"
+            error = await old.frame("error")
+            assert error["code"] == "codecs"
+            assert "with the feature 'codecs'" in error["message"]
+            await it.reaches(scheduled=2, in_flight=1)
+            await it.publish("c", payload=b'"AHg="', headers=encoded)
+            await it.reaches(scheduled=3, in_flight=1)
+            await old.send("ack", receipts=[got["receipt"]])
+            assert await old.settled(1) == ([got["receipt"]], [])
+            assert caplog.text.count("worker gets no tasks with codecs: it is too old") == 1
+        for name in ("a", "b", "c"):
+            assert await it.context.control.reschedule("k", name, 0)
+        async with it.worker("new", credit=9, features=["codecs"]) as new:
+            for delivery in await new.deliveries(3):
+                assert (delivery["attempt"], delivery["prior"]) == (2, 1)
+                assert delivery["task"]["payload"] == "AHg="

@@ -48,6 +48,8 @@ class Feature(StrEnum):
     """the worker ends an attempt that runs longer than ``deliver.timeout``"""
     INPUTS = "inputs"
     """the worker gives a handler the results of other tasks (``deliver.inputs``)"""
+    CODECS = "codecs"
+    """the worker decodes a payload that a codec has encoded, or puts the task off"""
 
 
 FEATURES: tuple[Feature, ...] = tuple(Feature)

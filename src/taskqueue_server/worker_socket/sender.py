@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Sequence
 from functools import partial
 
+from taskqueue_core.application.encoding import CODEC_HEADER
 from taskqueue_core.backend import Backend, Subscription
 from taskqueue_core.consumer.outage import OutageRetry
 from taskqueue_core.consumer.settle import settle
@@ -21,11 +22,12 @@ from taskqueue_server.worker_socket.websocket import WebSocketChannel
 _BATCH = 100
 """maximum number of deliveries per receive: large enough to save round trips, small enough that all workers get some"""
 _PUT_OFF = Snoozed(30.0)
-"""the outcome of a task with inputs that a worker without the feature ``inputs`` would get"""
-_NO_INPUTS = (
-    "tasks with results of other tasks need a worker with the feature 'inputs', and were put off for 30 s: "
-    "upgrade this worker"
-)
+"""the outcome of a task that needs a feature which the worker does not have"""
+_TASKS = {
+    Feature.INPUTS: "tasks with results of other tasks",
+    Feature.CODECS: "tasks with a payload that a codec has encoded",
+}
+"""the tasks that need a feature of the worker, and are put off without it"""
 _log = logging.getLogger("taskqueue.server.socket")
 
 
@@ -50,8 +52,8 @@ class DeliverySender:
         self._outage = outage
         self._room_changed = room_changed
         self._timeouts = Feature.TIMEOUTS in session.features
-        self._inputs = Feature.INPUTS in session.features
-        self._warned = False
+        self._lacking = [each for each in _TASKS if each not in session.features]
+        self._warned: set[Feature] = set()
         self._task: asyncio.Task[None] | None = None
         self._receiving = False
         self._interrupted = False
@@ -101,33 +103,45 @@ class DeliverySender:
 
     async def _deliver_fitting(self, deliveries: Sequence[Delivery]) -> bool:
         """Send those deliveries that the worker can execute. Return whether one of the others has a timeout."""
-        if self._timeouts and self._inputs:
+        if self._timeouts and not self._lacking:
             await self._deliver(deliveries, ())
             return False
-        timed, fed, fitting = list[Delivery](), list[Delivery](), list[Delivery]()
+        timed, fitting = list[Delivery](), list[Delivery]()
+        unfit: list[tuple[Delivery, Feature]] = []
         for delivery in deliveries:
             if not self._timeouts and delivery.timeout is not None:
                 timed.append(delivery)
-            elif not self._inputs and delivery.inputs:
-                fed.append(delivery)
+            elif (feature := self._missing(delivery)) is not None:
+                unfit.append((delivery, feature))
             else:
                 fitting.append(delivery)
         await self._deliver(fitting, timed)
-        if fed:
-            await self._put_off(fed)
+        for delivery, feature in unfit:
+            await self._put_off(delivery, feature)
         return bool(timed)
 
-    async def _put_off(self, deliveries: Sequence[Delivery]) -> None:
-        """Leave tasks with inputs to other workers, without counting an attempt, and tell the worker why."""
-        for delivery in deliveries:
-            verb = decide(_PUT_OFF, delivery, RetryPolicy())
-            call = partial(settle, self._backend, self._subscription, delivery, verb)
-            await self._outage.retry_until_available(call)
-        if not self._warned:
-            self._warned = True
-            fields = {"worker_id": self._session.worker_id, "key": deliveries[0].task.key}
-            _log.warning("worker gets no tasks with inputs: it is too old", extra=fields)
-            await self._channel.send(encode(Error(code="inputs", message=_NO_INPUTS)))
+    def _missing(self, delivery: Delivery) -> Feature | None:
+        """Return a feature that a delivery needs, and the worker does not have."""
+        needed = {
+            Feature.INPUTS: bool(delivery.inputs),
+            Feature.CODECS: CODEC_HEADER in delivery.task.headers,
+        }
+        return next((feature for feature in self._lacking if needed[feature]), None)
+
+    async def _put_off(self, delivery: Delivery, feature: Feature) -> None:
+        """Leave a task to other workers, without counting an attempt, and tell the worker why, once per feature."""
+        verb = decide(_PUT_OFF, delivery, RetryPolicy())
+        call = partial(settle, self._backend, self._subscription, delivery, verb)
+        await self._outage.retry_until_available(call)
+        if feature not in self._warned:
+            self._warned.add(feature)
+            fields = {"worker_id": self._session.worker_id, "key": delivery.task.key}
+            _log.warning("worker gets no tasks with %s: it is too old", feature.value, extra=fields)
+            message = (
+                f"{_TASKS[feature]} need a worker with the feature '{feature.value}', and were put off for 30 s: "
+                "upgrade this worker"
+            )
+            await self._channel.send(encode(Error(code=feature.value, message=message)))
 
     async def _deliver(self, deliveries: Sequence[Delivery], withheld: Sequence[Delivery]) -> None:
         unsent = {delivery.receipt: delivery for delivery in (*withheld, *deliveries)}
