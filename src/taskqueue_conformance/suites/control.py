@@ -8,6 +8,7 @@ import pytest
 
 from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_conformance.harness import Harness
+from taskqueue_conformance.partitions import after
 from taskqueue_conformance.selection import needs
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import Owner, QueueSettings
@@ -319,6 +320,16 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         await subscription.ack(delivery)
         await refused()
         await subscription.close()
+        assert (await bench.control.delete(KEY)).deleted
+
+    @needs(Capability.AFTER)
+    async def test_delete_with_blocked_tasks(self, bench: Bench) -> None:
+        """A queue with blocked tasks is not deleted (law 1)."""
+        await bench.publish("parent", key=OTHER)
+        await bench.publish("child", after=after("parent", key=OTHER))
+        with pytest.raises(QueueInUse, match="blocked"):
+            await bench.control.delete(KEY)
+        await bench.control.cancel(KEY, "child")
         assert (await bench.control.delete(KEY)).deleted
 
     @needs(Capability.UNIQUE)
