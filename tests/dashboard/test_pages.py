@@ -11,7 +11,7 @@ import httpx2
 import pytest
 from msgspec import structs
 
-from taskqueue_core import Every, Schedule, TaskTemplate
+from taskqueue_core import Every, Schedule, TaskRef, TaskTemplate, WorkflowStep
 from taskqueue_core.capabilities import control_of
 from taskqueue_core.tasks import Task
 from taskqueue_server import dashboard
@@ -44,6 +44,11 @@ async def fill(it: Running) -> None:
     template = TaskTemplate.of("k", HOSTILE, headers={"h": HOSTILE})
     await it.context.queue.schedules.put(Schedule("k", Every(60), template))
     await it.context.queue.schedules.trigger("k")
+    steps = [
+        WorkflowStep.of("a", KEY, HOSTILE, headers={"h": HOSTILE}),
+        WorkflowStep.of("b", "later", after=("a", TaskRef("k", "one")), on_dead="hold"),
+    ]
+    await it.context.queue.workflows.put(steps, id="flow")
 
 
 PAGES = (
@@ -53,6 +58,8 @@ PAGES = (
     "/schedules?after=x",
     "/schedules/k",
     "/schedules/unknown",
+    "/workflows/flow",
+    "/workflows/unknown",
     "/queues/k",
     "/queues/%3Cimg%3Dx%3E",
     "/queues/k/dead",

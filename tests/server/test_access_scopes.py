@@ -84,7 +84,12 @@ OF_SCHEDULES = {
     "POST /schedules/{name}",
 }
 """Operations that need a right for the queue of the schedule."""
-OF_WORKFLOWS = {"GET /v1/workflows/{id}", "POST /v1/workflows/{id}/cancel"}
+OF_WORKFLOWS = {
+    "GET /v1/workflows/{id}",
+    "POST /v1/workflows/{id}/cancel",
+    "GET /workflows/{id}",
+    "POST /workflows/{id}",
+}
 """Operations that need a right for the queue of each step of the workflow."""
 WRONG = "tq_wrong"
 

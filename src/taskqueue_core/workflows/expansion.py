@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
 from msgspec import structs
 
@@ -45,10 +46,25 @@ def _after(step: WorkflowStep, known: dict[str, TaskRef], gate: TaskRef) -> Afte
     return After(tasks=(gate, *parents), on_dead=step.on_dead, inputs=inputs)
 
 
-def levels(steps: Sequence[WorkflowStep]) -> list[list[WorkflowStep]]:
+class Placed(Protocol):
+    """A step with its parents."""
+
+    @property
+    def name(self) -> str:
+        """The name of the step."""
+
+    @property
+    def after(self) -> tuple[str | TaskRef, ...]:
+        """The parents."""
+
+
+S = TypeVar("S", bound=Placed)
+
+
+def levels(steps: Sequence[S]) -> list[list[S]]:
     """Return steps by the length of the longest path to them; ``steps``: each after its parents."""
     depths: dict[str, int] = {}
-    found: list[list[WorkflowStep]] = []
+    found: list[list[S]] = []
     for step in steps:
         names = [parent for parent in step.after if isinstance(parent, str)]
         depth = max((depths[name] + 1 for name in names), default=0)

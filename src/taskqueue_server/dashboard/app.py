@@ -5,7 +5,14 @@ from __future__ import annotations
 from starlette.responses import Response
 from starlette.routing import Route
 
-from taskqueue_server.dashboard import dead_letters, login, queues, schedules, tasks
+from taskqueue_server.dashboard import (
+    dead_letters,
+    login,
+    queues,
+    schedules,
+    tasks,
+    workflows,
+)
 from taskqueue_server.dashboard.pages import add_templates, as_pages, poller_of, static
 from taskqueue_server.dashboard.snapshot import LISTED
 from taskqueue_server.dashboard.stream import live
@@ -46,6 +53,8 @@ OPERATIONS = (
     _operation("GET", "/schedules", schedules.schedules),
     _operation("GET", "/schedules/{name}", schedules.schedule),
     _operation("POST", "/schedules/{name}", schedules.act),
+    _operation("GET", "/workflows/{id}", workflows.workflow),
+    _operation("POST", "/workflows/{id}", workflows.act),
     _operation("GET", "/live", live),
     _operation("GET", "/find", tasks.find),
     _operation("GET", "/queues/{key}", queues.queue),

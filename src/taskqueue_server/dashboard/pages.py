@@ -72,6 +72,7 @@ NOTICES: Mapping[str, str] = {
     "not-dead": "No change: the task is no longer a dead letter.",
     "nothing": "No change: no task was selected, or the selected tasks are no longer dead letters.",
     "more": "Done: {n}. More dead letters match: repeat the action to continue.",
+    "workflow-cancelled": "The workflow is cancelled; its steps end in a moment.",
     "schedule-paused": "Paused. The schedule publishes no tasks until it is resumed.",
     "schedule-resumed": "Resumed. The schedule continues with its next instant.",
     "schedule-run": "Published: the task waits in its queue.",

@@ -11,8 +11,10 @@ import msgspec
 from starlette.responses import Response
 
 from taskqueue_core.application.encoding import shown_in_place
+from taskqueue_core.backend import Capability
+from taskqueue_core.capabilities import has
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.limits import check_name
+from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.tasks import State, TaskStatus
 from taskqueue_server.dashboard.pages import path, poller_of, render, see_other
 from taskqueue_server.dashboard.settings_form import read_form
@@ -105,6 +107,17 @@ def pretty(
     return shown[:_SHOWN], max(0, len(shown) - _SHOWN)
 
 
+async def _is_workflow(call: RequestContext, name: str) -> bool:
+    """Return whether there is a workflow with this id that the client may see."""
+    if len(name) > LIMITS.workflow_id or not has(call.context.backend, Capability.AFTER):
+        return False
+    try:
+        found = await call.context.queue.workflows.get(name)
+    except InvalidInput:  # no id of a workflow
+        return False
+    return found is not None and all(call.is_allowed(step.key) for step in found.steps)
+
+
 async def find(call: RequestContext) -> Response:
     """Find a task by key and id, a queue by key, or a task by id in up to `LISTED` queues that the client may see."""
     requested = call.request.query_params.get("q", "").strip()
@@ -121,6 +134,8 @@ async def find(call: RequestContext) -> Response:
     keys = snapshot.keys(call.is_allowed)
     if len(names) == 1 and names[0] in keys:
         return see_other(path("queues", names[0]))
+    if len(names) == 1 and await _is_workflow(call, names[0]):
+        return see_other(path("workflows", names[0]))
     statuses: list[TaskStatus] = []
     if len(names) == 1:
         for key in keys[:LISTED]:

@@ -1,0 +1,51 @@
+"""The page about workflows: its code runs as shown on each kind of store, and its lists agree with the code."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from taskqueue_core import Queue
+from taskqueue_core.after import When
+from taskqueue_core.workflows import WorkflowState
+from tests.application.running import OpenWorld, working
+from tests.docs.programs import blocks
+
+PAGE = (Path(__file__).parents[2] / "docs" / "workflows.md").read_text()
+MODULE, PROGRAM = blocks(PAGE, "python")
+
+
+async def test_the_code(
+    world: OpenWorld,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """U15: the program of the page prints what the page says."""
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "tasks.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "shop"]:
+        monkeypatch.delitem(sys.modules, name)
+    tasks = importlib.import_module("shop.tasks").tasks
+    names: dict[str, Any] = {}
+    program = PROGRAM.replace("asyncio.run(main())", "").replace('connect("server")', "connect()")
+    exec(compile(program, "page", "exec"), names)  # noqa: S102 - an example of this project
+    async with world() as opened, working(opened.worker(tasks)):
+        monkeypatch.setattr(tasks, "connect", lambda: connected(Queue(opened.backend)))
+        connected = type(tasks).connect.__get__(tasks)
+        await names["main"]()
+    assert capsys.readouterr().out.splitlines() == [
+        *re.findall(r"It prints `(.*?)` and `(.*?)`", PAGE)[0]
+    ]
+
+
+def test_lists() -> None:
+    """U15: the page has each condition and each state of a workflow."""
+    for name in (*get_args(When), *WorkflowState):
+        assert f"`{name}`" in PAGE
