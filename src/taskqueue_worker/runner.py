@@ -207,8 +207,7 @@ class HandlerRunner:
         state = self._scope.state_of(handler.registry)
         for delivery in deliveries:
             try:
-                inputs = getattr(delivery, "inputs", ())
-                values.append(handler.read(delivery.task, inputs))
+                values.append(handler.read(delivery.task, delivery.inputs))
             except Exception as error:  # noqa: BLE001 - a validator may raise any exception
                 outcome = self._unknown.unread(delivery, handler, error)
                 if not isinstance(outcome, Snoozed):

@@ -37,8 +37,8 @@ async def test_the_code(
     program = PROGRAM.replace("asyncio.run(main())", "").replace('connect("server")', "connect()")
     exec(compile(program, "page", "exec"), names)  # noqa: S102 - an example of this project
     async with world() as opened, working(opened.worker(tasks)):
-        monkeypatch.setattr(tasks, "connect", lambda: connected(Queue(opened.backend)))
-        connected = type(tasks).connect.__get__(tasks)
+        connect = tasks.connect
+        monkeypatch.setattr(tasks, "connect", lambda: connect(Queue(opened.backend)))
         await names["main"]()
     assert capsys.readouterr().out.splitlines() == [
         *re.findall(r"It prints `(.*?)` and `(.*?)`", PAGE)[0]

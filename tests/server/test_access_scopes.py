@@ -84,12 +84,8 @@ OF_SCHEDULES = {
     "POST /schedules/{name}",
 }
 """Operations that need a right for the queue of the schedule."""
-OF_WORKFLOWS = {
-    "GET /v1/workflows/{id}",
-    "POST /v1/workflows/{id}/cancel",
-    "GET /workflows/{id}",
-    "POST /workflows/{id}",
-}
+_FLOW = "/v1/workflows/{id}"
+OF_WORKFLOWS = {f"GET {_FLOW}", f"POST {_FLOW}/cancel", f"GET {_FLOW[3:]}", f"POST {_FLOW[3:]}"}
 """Operations that need a right for the queue of each step of the workflow."""
 WRONG = "tq_wrong"
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta, Raw
+from msgspec import Raw
 
-from taskqueue_core.after import OnDead, TaskRef, When
+from taskqueue_core.after import OnDead, When
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.queue import instant
 from taskqueue_core.tasks import DEFAULT_PRIORITY, Published
 from taskqueue_core.workflows import WorkflowStep
+from taskqueue_server.api.task_models import RefIn
 from taskqueue_server.routing.schemas import (
     Attempts,
     ContentDigest,
@@ -21,17 +22,10 @@ from taskqueue_server.routing.schemas import (
     Name,
     Priority,
     Seconds,
+    meta_of,
 )
 
-
-class RefIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The name of a task: its queue and its id."""
-
-    key: Name
-    task_id: Name
-
-
-_Parents = Annotated[list[str | RefIn], Meta(extra_json_schema={"maxItems": LIMITS.parents})]
+_Parents = Annotated[list[str | RefIn], meta_of(maxItems=LIMITS.parents)]
 
 
 class StepIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,7 +69,7 @@ class StepIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 max_attempts=self.max_attempts,
                 content_digest=self.content_digest,
                 after=tuple(
-                    each if isinstance(each, str) else TaskRef(each.key, each.task_id)
+                    each if isinstance(each, str) else each.to_ref(f"steps.{place}.after")
                     for each in self.after
                 ),
                 when=self.when,
@@ -90,9 +84,7 @@ class StepIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class WorkflowIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A workflow to publish."""
 
-    steps: Annotated[
-        list[StepIn], Meta(extra_json_schema={"minItems": 1, "maxItems": LIMITS.steps})
-    ]
+    steps: Annotated[list[StepIn], meta_of(minItems=1, maxItems=LIMITS.steps)]
     id: Name | None = None
 
 

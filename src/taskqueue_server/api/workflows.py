@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from taskqueue_core.queue_workflows import QueueWorkflows
 from taskqueue_core.workflows import WorkflowStatus, WorkflowStep
+from taskqueue_server.api.rights import READING
 from taskqueue_server.api.workflow_models import (
     WorkflowCancelled,
     WorkflowConfirmation,
@@ -38,11 +39,11 @@ async def publish(call: RequestContext) -> Response:
 
 
 def _demand(call: RequestContext, steps: list[WorkflowStep]) -> None:
-    """Raise `ProblemError` unless the client has the right for the queues of all steps, and of their other parents."""
+    """Raise `ProblemError` unless the client may publish to the queues of all steps, and read their other parents."""
     for key in {step.key for step in steps}:
-        call.demand(key)
+        call.demand(key, name="the key of a step")
     for key in {parent.key for step in steps for parent in step.others}:
-        call.demand(key)
+        call.demand(key, READING, "the key of a task in after")
 
 
 async def known(call: RequestContext) -> WorkflowStatus:
@@ -54,7 +55,7 @@ async def known(call: RequestContext) -> WorkflowStatus:
     if found is None:
         raise ProblemError(404, "unknown_workflow", "there is no workflow with this id")
     for key in {step.key for step in found.steps}:
-        call.demand(key)
+        call.demand(key, name="the key of a step")
     return found
 
 
