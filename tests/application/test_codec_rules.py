@@ -30,8 +30,8 @@ from taskqueue_core.tasks import Published, Task
 from taskqueue_memory import MemoryBackend
 from taskqueue_worker import LocalWorker
 from taskqueue_worker.testing import TestQueue
-from tests.application.running import working
-from tests.application.vault import NEW, RUNS, SECRET, Vault, plain_charge
+from tests.application.running import OpenWorld, working
+from tests.application.vault import NEW, OLD, RUNS, SECRET, Vault, plain_charge
 
 
 async def test_calls_are_plain_for_middleware() -> None:
@@ -184,3 +184,33 @@ async def test_a_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
         Fernet(keys=[NEW])
     await asyncio.sleep(0)
     assert Zlib().decode(Zlib().encode(b"data"), None) == b"data"
+
+
+async def test_schedules_on_each_store(world: OpenWorld) -> None:
+    """U13, U17: a declared schedule is written once, fires encoded, and a new key writes it again."""
+    RUNS.clear()
+
+    def declared(*keys: bytes) -> Vault:
+        vault = Vault(Fernet(keys=keys))
+        call = vault.report.call(SECRET, Instant)
+        vault.tasks.schedule("yearly", call, Cron("@yearly"), overlap="allow")
+        return vault
+
+    async with world() as it, connect(it.backend) as queue:
+        for keys, changes in (
+            ((OLD,), ["created"]),
+            ((OLD,), []),
+            ((OLD, NEW), []),
+            ((NEW, OLD), ["changed"]),
+        ):
+            vault = declared(*keys)
+            async with vault.tasks.connect(queue):
+                applied = (await vault.tasks.apply()).schedules
+                assert [str(each.change) for each in applied] == changes
+        confirmation = await queue.schedules.trigger("vault.yearly")
+        vault = declared(NEW)
+        async with working(it.worker(vault.tasks)), vault.tasks.connect(queue):
+            assert await vault.report.handle(confirmation.task_id).result(10) == SECRET
+    ((card, instant),) = [run.split() for run in RUNS]
+    assert card == SECRET
+    assert instant.endswith("Z")
