@@ -20,6 +20,7 @@ from taskqueue_core.migration import (
     start,
     status,
 )
+from taskqueue_core.migration.routing import OLD
 from taskqueue_core.migration.steps import MigrationUnfinished
 from taskqueue_core.sharding.backend import ShardedBackend
 from taskqueue_core.tasks import Delivery, Published, Refusal, State, Task
@@ -196,6 +197,24 @@ async def test_across_a_migration(mode: MigrationMode) -> None:
         assert [*await run(two.both, 1)] == ["last"]
         assert (await finish(two.both)).unfinished == ()
         assert (await two.both.control.ledger(KEY)).done == 7
+
+
+async def test_a_parent_on_the_other_side_in_the_same_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A20, U16: a parent is stored before a child that follows it in a call, also if a carrier runs in between."""
+    async with pair() as two:
+        await start(two.both)
+        await two.both.router.turn("other", OLD)  # as if this queue had not been moved yet
+        stored = type(two.old.publisher).publish
+
+        async def publish_and_carry(publisher: Any, *tasks: Task) -> Any:
+            answers = await stored(publisher, *tasks)
+            await carry_all(two.both)
+            return answers
+
+        monkeypatch.setattr(type(two.old.publisher), "publish", publish_and_carry)
+        await publish(two.both, "parent", waiting("child", "parent", key="other"))
+        assert await two.where("parent") == ["n"]
+        assert await state(two.old, "child", "other") == (State.BLOCKED, None)
 
 
 async def test_a_migration_waits_for_its_lines() -> None:
