@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 from msgspec import structs
 
-from taskqueue_core.after import PARENT_ENDED, TaskRef
+from taskqueue_core.after import PARENT_ENDED
 from taskqueue_core.authoring.waits import Change
 from taskqueue_core.capabilities import Count
 from taskqueue_core.task_state import State
@@ -40,7 +40,8 @@ class Tally(msgspec.Struct, kw_only=True, eq=False):
 
 def is_batch(task: Task) -> bool:
     """Return whether a task is a batch, and not a member of one."""
-    return task.batch == TaskRef(task.key, task.id)
+    batch = task.batch
+    return batch is not None and (batch.key, batch.task_id) == (task.key, task.id)
 
 
 def joined(count: Count) -> Count:
