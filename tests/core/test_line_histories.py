@@ -14,7 +14,7 @@ from taskqueue_memory import MemoryBackend
 from tests.core.dict_store import DictStore, Disk
 from tests.core.line_histories import History
 
-_STEPS = 80
+_STEPS = 50
 
 
 async def play(number: int, *, record_store: bool) -> Counter[str]:

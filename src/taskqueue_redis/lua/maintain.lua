@@ -195,6 +195,7 @@ if checks then
   call('HSET', META, 'checked', text(real))
   rarely().check_partition_types(20)
   forget_batches()
+  rarely().check_lines()
   rarely().check_schedules()
   local some = call('SRANDMEMBER', PARTITION .. ':queues', 8)
   for i = 1, #some do check(queue(some[i])) end

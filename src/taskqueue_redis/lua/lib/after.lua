@@ -10,6 +10,8 @@ local function waiting()
   waits = {}
   local INPUTS = 262144 -- maximum number of bytes of all inputs of a task
   local MOST = 250 -- maximum number of children that a script informs
+  local AGAIN_AFTER = 3600000000 -- microseconds after which a blocked task asks for its parents again
+  local PARENTS_ASKED = 1000 -- number of parents after which a script leaves the others to the next one
   local left, absent = 0, {} -- number of children that it may still inform
 
   -- Returns the queue of a task and its id; nothing if there is no such queue.
@@ -115,12 +117,13 @@ local function waiting()
   -- parents whose results are inputs, from 0. What is known is kept with `w`, `c`, `e`: the number of this entry, `n`:
   -- number of missing parents, `d`: those that are dead letters, `f`: whether one has failed, `x`: why the task is cancelled,
   -- `i`: number of inputs, `s`: their size, `t`: the time before which the task is not available, `g`: whether it is a batch,
-  -- `b`: the counts of a batch that has not ended, by partition, `o`: whether these are all partitions.
+  -- `b`: the counts of a batch that has not ended, by partition, `o`: whether these are all partitions, `z`: when it was asked
+  -- last what has become of the parents.
   -- Returns the state of the task, and why it ended or became a dead letter.
   function waits.admit(q, r, id, body, time)
     local about = header_of(body)
     local after = about.after or {w = 'done', p = {}, i = {}}
-    local s = {w = after.w, c = after.c or nil, e = text(next_number()), n = #after.p, d = {}, i = #after.i, s = 0, t = time}
+    local s = {w = after.w, c = after.c or nil, e = text(next_number()), n = #after.p, d = {}, i = #after.i, s = 0, t = time, z = now}
     local name, child, places, missing, away = q.name .. '/w:' .. id, q.key .. '/' .. id, {}, {}, {}
     if about.batch == child then s.g, s.b = true, {} end
     for i = 1, #after.i do places[after.p[after.i[i] + 1]] = text(i) end
@@ -200,6 +203,30 @@ local function waiting()
       return end_live(q, id, r, CANCELLED, 'cancelled')
     end
     go_on(q, r, id, s)
+  end
+
+  -- Asks again what has become of the parents of a blocked task, because another program or a failover may have lost its
+  -- notes, or lines: at once if they are in this partition, otherwise by lines.
+  function waits.ask_again(q, id, s)
+    if now < (s.z or 0) + AGAIN_AFTER or (waits.asked or 0) >= PARENTS_ASKED then return end
+    local name, child = q.name .. '/w:' .. id, q.key .. '/' .. id
+    local fields = call('HGETALL', q.name .. '/w:' .. id)
+    s.z, waits.asked = now, (waits.asked or 0) + #fields / 2
+    call('HSET', name, 'state', cmsgpack.pack(s))
+    if s.b and s.o then add_line('close', child, '-', {}) end -- all partitions answer with their counts
+    for i = 1, #fields, 2 do
+      local parent, place = fields[i], string.match(fields[i + 1], '^%d*')
+      if string.find(parent, '/', 1, true) and not call('HGET', LINES, 'end ' .. parent .. ' ' .. child) then
+        local wanted = place ~= ''
+        local p, result = waits.look_at(parent, child, s.e, wanted and 'li' or 'l')
+        if p then
+          waits.inform(child, s.e, parent, is_live(p) and ALIVE or p.state, next_number(), result)
+          if not call('HGET', name, 'state') then return end -- it waits no longer
+        else
+          add_line('register', parent, child, {e = s.e, i = wanted or nil})
+        end
+      end
+    end
   end
 
   -- Keeps the counts of a batch; it ends when it knows all partitions and all of its members have ended. `counts`: per

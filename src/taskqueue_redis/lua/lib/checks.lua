@@ -96,6 +96,8 @@ local function begin_again(q, id, r)
   if has(r, KEPT) then r.flags = r.flags - KEPT end
   waiting().admit(q, r, id, body)
   put_down(q, id, r)
+  local name = q.key .. '/' .. id
+  if header_of(body).batch == name and count_of(name).c then add_line('close', name, '-', {}) end
 end
 
 -- Checks a record.
@@ -117,7 +119,8 @@ local function check_record(q, id, packed)
     if r and at and at[1] == r.state and at[2] == r.place then body = at[5] end -- one of two indexes has lost it
     if body then put_in_index(q, id, r, body) elseif at then r = rebuilt(q, id, unpack(at, 1, 7)) end
   end
-  if r and r.state == BLOCKED and not unpack_wait(call('HGET', q.name .. '/w:' .. id, 'state')) then begin_again(q, id, r) end
+  local s = r and r.state == BLOCKED and unpack_wait(call('HGET', q.name .. '/w:' .. id, 'state'))
+  if s then waiting().ask_again(q, id, s) elseif r and r.state == BLOCKED then begin_again(q, id, r) end
   if r and q.keyed then check_key(q, id, r) end
   if not r or r.entity == '' or not is_live(r) then return end
   if r.place == HELD then
@@ -145,6 +148,17 @@ local function check_members(q, set, state, place)
     end
   end
   if set == '/d' then index(q, '/d', ':due') end
+end
+
+-- Deletes some texts of lines that another program has removed from the outbox.
+local function check_lines()
+  local names = call('HRANDFIELD', LINES, 20)
+  for i = 1, #names do
+    if not call('ZSCORE', OUTBOX, names[i]) and not call('ZSCORE', ENDS, names[i]) then
+      call('HDEL', LINES, names[i])
+      call('HINCRBY', META, 'anomalies', 1)
+    end
+  end
 end
 
 -- Checks whether the settings of a queue agree with their copy. The caller of maintenance applies them again if not.
