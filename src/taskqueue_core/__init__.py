@@ -2,6 +2,7 @@
 
 from taskqueue_core.after import After, TaskRef
 from taskqueue_core.application.applying import Applied, Difference
+from taskqueue_core.application.batch import Batch
 from taskqueue_core.application.call import Call, Middleware
 from taskqueue_core.application.codecs import Codec, CodecChain, Fernet, Zlib
 from taskqueue_core.application.context import Context
@@ -62,6 +63,7 @@ __all__ = [
     "Applied",
     "AppliedSchedule",
     "BackendUnavailable",
+    "Batch",
     "Call",
     "Codec",
     "CodecChain",

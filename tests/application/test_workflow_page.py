@@ -10,14 +10,14 @@ from typing import Any, get_args
 
 import pytest
 
-from taskqueue_core import Queue
+from taskqueue_core import Queue, State
 from taskqueue_core.after import When
 from taskqueue_core.workflows import WorkflowState
 from tests.application.running import OpenWorld, working
 from tests.docs.programs import blocks
 
 PAGE = (Path(__file__).parents[2] / "docs" / "workflows.md").read_text()
-MODULE, PROGRAM = blocks(PAGE, "python")
+MODULE, PROGRAM, BATCH = blocks(PAGE, "python")
 
 
 async def test_the_code(
@@ -40,6 +40,11 @@ async def test_the_code(
         connect = tasks.connect
         monkeypatch.setattr(tasks, "connect", lambda: connect(Queue(opened.backend)))
         await names["main"]()
+        async with tasks.connect():
+            names |= {"pages": [["a", "b"], ["c"]]}
+            body = "async def run():\n" + "".join(f"    {line}\n" for line in BATCH.splitlines())
+            exec(compile(f"{body}    return batch\n", "page", "exec"), names)  # noqa: S102 - as above
+            assert await (await names["run"]()).wait(60) is State.DONE
     assert capsys.readouterr().out.splitlines() == [
         *re.findall(r"It prints `(.*?)` and `(.*?)`", PAGE)[0]
     ]
