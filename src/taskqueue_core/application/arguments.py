@@ -5,22 +5,21 @@ from __future__ import annotations
 import hashlib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import is_dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any, NotRequired, cast, get_args, get_origin
+from typing import Any, NotRequired, cast, get_args, get_origin
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError
+from pydantic import ConfigDict, PydanticUserError, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError, to_json
-from typing_extensions import TypedDict, is_typeddict
+from typing_extensions import TypedDict
 
 from taskqueue_core.application.call import OPTIONS
 from taskqueue_core.application.context import Context
 from taskqueue_core.application.dependencies import dependencies_of
 from taskqueue_core.application.errors import InvalidArguments
-from taskqueue_core.application.json_codec import JsonCodec, bytes_fault, describe
+from taskqueue_core.application.json_codec import JsonCodec, bytes_fault, describe, is_record
 from taskqueue_core.application.type_errors import annotation_error, handler_error, without_mark
 from taskqueue_core.errors import InvalidInput, TaskQueueError, TooLarge
 from taskqueue_core.limits import LIMITS, check_digits, check_encoded, check_json
@@ -92,6 +91,7 @@ class Arguments(_Payload):
                 raise handler_error(function, f"parameter {name!r} cannot be passed by name")
             else:
                 fields[name] = self._annotation(function, parameter)
+        self._partial: dict[frozenset[str], JsonCodec] = {}
         self.fields = fields
         self.signature = inspect.Signature(
             [each.replace(annotation=each.empty) for each in parameters]
@@ -105,7 +105,7 @@ class Arguments(_Payload):
             self._single_parameter = (
                 _single_parameter(fields) if len(fields) == 1 and not extra else None
             )
-            self._is_record = len(fields) == 1 and not extra and _is_record(*fields.values())
+            self._is_record = len(fields) == 1 and not extra and is_record(*fields.values())
         except (PydanticUserError, TypeError, NameError) as error:
             raise annotation_error(function, fields, error) from error
 
@@ -123,16 +123,19 @@ class Arguments(_Payload):
             raise _invalid(task, error.got + self._hint(values)) from None
 
     def write_without(
-        self, task: str, values: dict[str, Any], missing: Collection[str], limit: str
+        self, task: str, values: dict[str, Any], missing: frozenset[str], limit: str
     ) -> bytes:
         """Encode arguments without some of them, which the caller adds. Raises `InvalidArguments` and `TooLarge`."""
         try:
             self.signature.bind(**values, **dict.fromkeys(missing))
         except TypeError as error:
             raise _invalid(task, str(error) + self._hint(values)) from None
-        fields = {name: kind for name, kind in self.fields.items() if name not in missing}
-        extra = any(each.kind is each.VAR_KEYWORD for each in self.signature.parameters.values())
-        return _encode(task, _by_name(fields, allow_extra=extra), values, values, limit)
+        if (codec := self._partial.get(missing)) is None:
+            fields = {name: kind for name, kind in self.fields.items() if name not in missing}
+            kinds = [each.kind for each in self.signature.parameters.values()]
+            codec = _by_name(fields, allow_extra=inspect.Parameter.VAR_KEYWORD in kinds)
+            self._partial[missing] = codec
+        return _encode(task, codec, values, values, limit)
 
     def bind(self, task: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return arguments by name. Raises `InvalidArguments` if they do not match the parameters."""
@@ -388,12 +391,3 @@ def _by_name(fields: dict[str, Any], *, allow_extra: bool) -> JsonCodec:
 def _single_parameter(fields: dict[str, Any]) -> tuple[str, JsonCodec]:
     ((name, kind),) = fields.items()
     return name, JsonCodec(without_mark(kind))
-
-
-def _is_record(kind: Any) -> bool:
-    """Return whether the values of a type are JSON objects with named fields."""
-    while get_origin(kind) in (NotRequired, Annotated):
-        kind = get_args(kind)[0]
-    return isinstance(kind, type) and (
-        issubclass(kind, BaseModel) or is_dataclass(kind) or is_typeddict(kind)
-    )

@@ -37,7 +37,7 @@ def write_with_outputs(
     bound = arguments.bind(task, args, kwargs)
     with_output = {name for name, value in bound.items() if has_outputs(value)}
     rest = {name: value for name, value in bound.items() if name not in with_output}
-    text = arguments.write_without(task, rest, with_output, limit)
+    text = arguments.write_without(task, rest, frozenset(with_output), limit)
     members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     writer = _Writer(task)
     for name in bound:

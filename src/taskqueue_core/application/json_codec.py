@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import is_dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any, NotRequired, get_args, get_origin
 
-from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
 from pydantic.dataclasses import is_pydantic_dataclass
 from pydantic_core import ErrorDetails, SchemaSerializer, SchemaValidator
 from pydantic_core.core_schema import CoreConfig
+from typing_extensions import is_typeddict
 
 _MAX_FAULTS = 10
 _FAULT_TEXTS = {
@@ -134,3 +136,12 @@ def describe(error: ValidationError, codec: JsonCodec, root: str = "payload") ->
             faults.append(f"{path} is invalid: {message}")
     more = len(faults) - _MAX_FAULTS
     return "; ".join(faults[:_MAX_FAULTS]) + (f"; and {more} more" if more > 0 else "")
+
+
+def is_record(kind: Any) -> bool:
+    """Return whether the values of a type are JSON objects with named fields."""
+    while get_origin(kind) in (NotRequired, Annotated):
+        kind = get_args(kind)[0]
+    return isinstance(kind, type) and (
+        issubclass(kind, BaseModel) or is_dataclass(kind) or is_typeddict(kind)
+    )
