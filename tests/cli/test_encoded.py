@@ -97,3 +97,13 @@ def test_other_commands(cli: Cli) -> None:
         assert shown.code == 0, shown.err
         assert SHOWN in shown.out, (command, shown.out)
         assert "taskqueue-codec " not in shown.out
+
+
+@pytest.mark.usefixtures("encoded")
+def test_tasks(cli: Cli) -> None:
+    """U17: the codec is printed apart from the headers, because a plain task must not have its header."""
+    (shown,) = cli("tasks", "vault:tasks", "--json").json
+    assert shown["codec"] == "zlib+fernet:2026-11"
+    assert list(shown["headers"]) == ["taskqueue-schema"]
+    (plain,) = cli("tasks", "vault:plain", "--json").json
+    assert "codec" not in plain
