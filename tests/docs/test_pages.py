@@ -93,7 +93,7 @@ def test_the_kits_page(tmp_path: Path) -> None:
     (tmp_path / "my_package.py").write_text(
         "from taskqueue_memory import MemoryBackend as MyBackend\n"
     )
-    _passes_the_kit(tmp_path, snippet, "capabilities", "machine", "publish", "close", "resent")
+    _passes_the_kit(tmp_path, snippet, "capabilities", "resent", "close")
 
 
 def test_the_pages_record_store(tmp_path: Path) -> None:
@@ -111,5 +111,5 @@ def test_the_factory() -> None:
     backend = load_backend("my_package")
     assert str(backend._transitions.store._path) == "of_the_environment"
 """
-    only = ("capabilities", "machine", "publish", "close", "surviv", "the_factory")
+    only = ("capabilities", "close", "surviv", "the_factory")
     _passes_the_kit(tmp_path, snippet + own, *only)
