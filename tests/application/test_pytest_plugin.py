@@ -50,27 +50,25 @@ async def test_fails(taskqueue):
 """
 
 
-@pytest.mark.parametrize("runner", ["asyncio", "anyio"])
-def test_fixtures(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, runner: str) -> None:
+def test_fixtures(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """U11: the fixtures work in async tests of pytest-asyncio and anyio, and in tests that are not async."""
     monkeypatch.setenv("PYTHONPATH", ":".join(filter(None, sys.path)))
     pytester.makeini(
         "[pytest]\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = error"
     )
-    mark = {"asyncio": "pytest.mark.asyncio", "anyio": "pytest.mark.anyio"}[runner]
     fixture = '@pytest.fixture\ndef anyio_backend():\n    return "asyncio"\n'
-    page = PROJECT.replace("async def", f"@{mark}\nasync def") + fixture
-    pytester.makepyfile(test_shop=page)
+    for runner in ("asyncio", "anyio"):
+        page = PROJECT.replace("async def", f"@pytest.mark.{runner}\nasync def") + fixture
+        pytester.makepyfile(**{f"test_{runner}": page})
     installed = entry_points(group="pytest11", name="taskqueue-testing")
     plugged = [] if installed else ["-p", pytest_plugin.__name__]
     run = pytester.runpytest_subprocess(*plugged, "-p", "no:schemathesis", "-q")
-    run.assert_outcomes(passed=3, failed=1)
-    run.stdout.fnmatch_lines(
-        [
-            "E*AssertionError: expected charge(order=4) at least once, found 0",
-            "E*published: nothing",
-        ]
-    )
+    run.assert_outcomes(passed=6, failed=2)
+    lines = [
+        "E*AssertionError: expected charge(order=4) at least once, found 0",
+        "E*published: nothing",
+    ]
+    run.stdout.fnmatch_lines([*lines, *lines])
     run.stdout.no_fnmatch_line("*raise AssertionError*")
 
 
