@@ -12,14 +12,14 @@ import pytest
 BUDGETS = {
     ("core", "memory", "conformance", "examples", "dev", "docs"): (150, 400),
     ("server", "worker", "remote", "cli", "demo", "security", "deploy"): (160, 400),
-    ("redis",): (280, 700),
+    ("redis",): (280, 620),
     ("flow",): (30, 60),
     ("dashboard",): (40, 60),
     ("model", "mutants"): (30, 60),
     ("dispatch",): (170, 400),
     ("spark",): (320, 500),
     ("prefect",): (160, 420),
-    ("chaos",): (100, 500),
+    ("chaos",): (100, 480),
 }
 """Budgets in seconds: for the everyday tests, and for all tests. Folders of one entry share its budget. Times are
 summed over three processes on two cores. Folders that are not listed have no budget."""
