@@ -1,7 +1,7 @@
 """The code that all entries of the workflow comparison share. It imports only the standard library.
 
 An entry is a program that is started with a role, the address of the broker, the address of the Redis that keeps the
-effects, and the arguments of the role: see `benchmarks/workflows.py`. Each handler leaves one effect.
+effects, and the arguments of the role: see `benchmarks/flows_side_by_side.py`. Each handler leaves one effect.
 """
 
 from __future__ import annotations
