@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from taskqueue_core import WorkflowState, chain, group
+from taskqueue_core.limits import LIMITS
 from taskqueue_worker.testing import TestQueue
 from tests.application.flows import Flows
 
@@ -44,4 +45,14 @@ async def test_a_failure_branch(flows: Flows) -> None:
         drained = await taskqueue.drain()
         assert [run.dead.reason for run in drained.dead if run.dead] == ["broken"]
         assert flows.ran == ["failed"]
+        assert (await handle.wait()).state is WorkflowState.ENDED
+
+
+async def test_a_chain_of_a_thousand(flows: Flows) -> None:
+    """U15: a chain of as many steps as a workflow may have runs in order, and ends."""
+    async with TestQueue(flows.tasks) as taskqueue:
+        calls = [flows.note.call(str(number)) for number in range(LIMITS.steps)]
+        handle = await chain(*calls).publish()
+        await taskqueue.drain()
+        assert flows.ran == [str(number) for number in range(LIMITS.steps)]
         assert (await handle.wait()).state is WorkflowState.ENDED
