@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+from taskqueue_core.capabilities import StoredSchedule
+from taskqueue_core.consumer import firing
 from taskqueue_core.errors import TaskQueueError
+from taskqueue_core.schedules import Every, Schedule, Spec, TaskTemplate
 from taskqueue_core.tasks import Settled, Task
 from taskqueue_redis import RedisBackend
 from tests.redis.backends import KEY, opened, publish, take
@@ -61,6 +64,14 @@ async def live(backend: RedisBackend) -> None:
     await backend.control.maintain()
 
 
+async def bury(backend: RedisBackend) -> None:
+    """Close the connections without releasing any delivery."""
+    backend._context.closing.set()
+    await backend._context.heartbeat.aclose()
+    await backend._context.wakeups.aclose()
+    await backend._context.client.aclose()
+
+
 async def survives(server: RedisServer, prefix: str) -> dict[str, str]:
     """Recover the deliveries of the dead process, execute all remaining tasks, and return the final state of each."""
     partition = f"{{{prefix}:0}}"
@@ -111,11 +122,42 @@ async def test_a_crash_at_every_step(
             await live(backend)
         except (Died, TaskQueueError):
             died = True
-        backend._context.closing.set()  # closes the connections without releasing any delivery
-        await backend._context.heartbeat.aclose()
-        await backend._context.wakeups.aclose()
-        await backend._context.client.aclose()
+        await bury(backend)
         states = await survives(redis_server, prefix)
         assert len(states) == len(TASKS)
         assert set(states.values()) <= {"done", "dead", "cancelled"}
     assert at > 15, "the story has more steps than that"
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+async def test_a_crash_at_every_step_of_firing(
+    redis_server: RedisServer, redis_prefix: str, monkeypatch: pytest.MonkeyPatch, *, after: bool
+) -> None:
+    """U14, fault A6: whichever call is the last of a process that fires schedules, each instant has one task."""
+    monkeypatch.setattr(firing, "_AT_ONCE", 2)
+    at, died = 0, True
+    while died:
+        at += 1
+        prefix = f"{redis_prefix}-{at}"
+        async with opened(redis_server.url, prefix) as heir:
+            due = heir.now() - 1
+            for number in range(5):
+                schedule = Schedule(f"s{number}", Every(86_400), TaskTemplate(key=KEY))
+                stored = StoredSchedule(
+                    key=KEY, name=schedule.name, spec=Spec(schedule=schedule).encode(), next_at=due
+                )
+                await heir.schedules.put(stored)
+            backend = RedisBackend(settings=settings_for(redis_server.url, prefix=prefix))
+            Mortal(backend, at, after=after)
+            died = False
+            try:
+                await firing.fire_due(backend.schedules, set())
+            except (Died, TaskQueueError):
+                died = True
+            await bury(backend)
+            await firing.fire_due(heir.schedules, set())
+            assert (await heir.control.ledger(KEY)).published == 5
+            for stored in await heir.schedules.list():
+                assert [outcome.result for outcome in stored.recent] == ["accepted"]
+                assert (stored.next_at or 0.0) > due + 1
+    assert at > 4, "firing has more steps than that"
