@@ -78,17 +78,21 @@ class Lines(Waits):
             if self.sated:
                 break
             parent, child, entry, wanted = (word.decode() for word in words[n : n + 4])
-            r, result = self.look_at(parent, f"{child} {entry} {'fi' if wanted == '1' else 'f'}")
+            note = f"{child} {entry} {'fi' if wanted == '1' else 'f'}"
+            r, result = self.look_at(parent, note)
             said = self.lines.get(f"end {parent} {child}")
             if said is None or said.entry != entry:
-                said = self.unreported.get(parent)
+                noted = note in self.children.get(parent, ())
+                said = self.unreported.get(parent) if noted else None
             if r is not None:
                 told.append([10 if r.owner else _number(r.state), result, version])
             elif said is not None:
                 result = said.result if wanted == "1" else b""
                 told.append([_STATES.index(said.state), result, said.version])
             else:
-                told.append([0, b"", version])
+                told.append(
+                    [int(self.is_later(parent, self.tasks.get(named(parent)))), b"", version]
+                )
             self.read += len(told[-1][1])
         return told
 

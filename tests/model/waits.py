@@ -236,9 +236,17 @@ class Waits(Upkeep):
             result = (kept or b"") if until > self.now else b""
             self.read += len(result)
             return r, result
+        if self.is_later(parent, r):
+            return None, b""
         self.children.setdefault(parent, set()).add(child)
         self.put(name, r._replace(parent=True))
         return r, b""
+
+    def is_later(self, parent: str, r: Record | None) -> bool:
+        """Return whether children of an earlier task with this name, which has ended, are still to be informed."""
+        said = self.unreported.get(parent)
+        live = r is not None and r.state not in OVER and not r.parent
+        return live and said is not None and said.state not in STAYS
 
     def count_end(self, wait: Wait, parent: str, state: str) -> bool:
         """Count a change of a parent; return whether it is missing no longer."""

@@ -90,6 +90,28 @@ async def test_more_children_than_one_step_informs(
         recounted(redis_server, redis_prefix)
 
 
+async def test_a_parent_that_is_retried_after_its_end(
+    redis_server: RedisServer, redis_prefix: str
+) -> None:
+    """A child of the second task with an id does not learn of the end of the first one, which is still to be told."""
+    async with opened(redis_server.url, redis_prefix) as backend:
+        await publish(backend, Task(key=KEY, id="p"))
+        names = [f"c{number:02}" for number in range(30)]
+        await publish(backend, *(Task(key=KEY, id=name, after=after("p")) for name in names))
+        async with backend.subscribe([KEY], "c") as consumer:
+            await consumer.ack(await one(consumer, "p"))
+            await backend.publisher.schedule_retry(Task(key=KEY, id="p"), backend.now() - 1)
+            await publish(backend, Task(key=KEY, id="late", after=after("p")))
+            assert await carry(backend.dependencies) == 15
+            assert await state(backend, "late") is State.BLOCKED
+            taken = {each.task.id: each for each in await take(consumer, 31)}
+            assert taken.keys() == {"p", *names}
+            await consumer.ack(*taken.values())
+            await carry(backend.dependencies)
+            await consumer.ack(await one(consumer, "late"))
+        recounted(redis_server, redis_prefix)
+
+
 async def test_a_dead_parent_holds(redis_server: RedisServer, redis_prefix: str) -> None:
     """A dead letter holds its children until it is redriven or discarded; those that want it go on or end."""
     async with opened(redis_server.url, redis_prefix) as backend:

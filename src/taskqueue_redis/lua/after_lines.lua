@@ -13,9 +13,8 @@ local parents = call('ZRANGE', ENDS, 0, AT_ONCE - 1)
 for i = 1, #parents do
   local parent = parents[i]
   if left <= 0 or bytes >= BYTES then break end
-  local sound, e = pcall(cmsgpack.unpack, call('HGET', LINES, parent) or '')
-  local rest = false
-  if sound and type(e) == 'table' then
+  local e, rest = kept_end(parent), false
+  if e then
     local most = math.min(left, e.r and AT_ONCE or limit)
     local some = children_of(parent, e.a, most)
     for j = 1, #some do

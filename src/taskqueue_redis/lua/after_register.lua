@@ -7,7 +7,8 @@ local answers, version = {}, next_number()
 for at = 3, #ARGV, 4 do
   if bytes >= BYTES then break end
   local parent, child, entry, wanted = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3] == '1'
-  local r, result = waiting().look_at(parent, child, entry, wanted and 'fi' or 'f')
+  local kind = wanted and 'fi' or 'f'
+  local r, result, later = waiting().look_at(parent, child, entry, kind)
   local answer = {UNKNOWN_PARENT, '', version}
   if r then
     local key = string.match(parent, '^[^/]*')
@@ -16,12 +17,16 @@ for at = 3, #ARGV, 4 do
       state = 10
     end
     answer = {state, result or '', version}
-  else -- perhaps its end is in a line
+  else -- perhaps its end is in a line, or will be
     local sound, said = pcall(cmsgpack.unpack, call('HGET', LINES, 'end ' .. parent .. ' ' .. child) or '')
     if not (sound and type(said) == 'table' and said.e == entry) then
-      sound, said = pcall(cmsgpack.unpack, call('HGET', LINES, parent) or '')
+      said = call('ZSCORE', KIN, parent .. ' ' .. child .. ' ' .. entry .. ' ' .. kind) and kept_end(parent)
     end
-    if sound and type(said) == 'table' then answer = {said.s, wanted and said.r or '', said.v} end
+    if said then
+      answer = {said.s, wanted and said.r or '', said.v}
+    elseif later then -- the child asks again, see `ask_again`
+      answer = {WAITING, '', version}
+    end
   end
   bytes = bytes + #answer[2]
   answers[#answers + 1] = answer

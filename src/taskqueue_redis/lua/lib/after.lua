@@ -23,7 +23,8 @@ local function waiting()
   end
 
   -- Looks at a parent, and notes a child at it unless it has ended. Returns its record, and its result if the child wants
-  -- it; nothing if it is not in this partition.
+  -- it; nothing if it is not in this partition. Returns nothing, too, and true as the third value, while children of an
+  -- earlier task with this id, which has ended, are still to be informed: a note would be taken for one of theirs.
   function waits.look_at(parent, child, entry, kind)
     local q, id = home_of(parent)
     local r = q and found(q, id, call('HGET', q.name .. '/t', id))
@@ -34,6 +35,8 @@ local function waiting()
       bytes = bytes + (result and #result or 0)
       return r, result
     end
+    local e = not has(r, CHILDREN) and kept_end(parent)
+    if e and not stays(e.s) then return nil, nil, true end
     call('ZADD', KIN, 0, parent .. ' ' .. child .. ' ' .. entry .. ' ' .. kind)
     if not has(r, CHILDREN) then
       r.flags = r.flags + CHILDREN

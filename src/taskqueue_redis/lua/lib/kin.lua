@@ -54,6 +54,12 @@ local function child_in(member) return string.match(member, '^%S+ (%S+) (%S+) (%
 -- Returns whether the children of a parent in this state stay noted, because it may change again.
 local function stays(state) return state == DEAD or state == ALIVE end
 
+-- Returns the change of a parent that is not yet reported to all of its children.
+local function kept_end(parent)
+  local sound, e = pcall(cmsgpack.unpack, call('HGET', LINES, parent) or '')
+  if sound and type(e) == 'table' then return e end
+end
+
 local function keep_end(parent, state, version, result, after)
   call('ZADD', ENDS, text(version), parent)
   call('HSET', LINES, parent, cmsgpack.pack({s = state, v = version, r = result, a = after}))
