@@ -138,14 +138,14 @@ async def _until(queue: Queue, key: str, state: str, count: int) -> None:
     while (number := getattr(await queue.ledger(key), state)) < count:
         if time.monotonic() > deadline:
             raise SystemExit(f"invalid: {number} of {count} tasks of {key} are {state}")
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.005)
 
 
 AREAS = {
     "memory": lambda: calls("memory", 40_000),
-    "redis": lambda: calls("redis", 8_000),
-    "server, memory": lambda: server("memory", 4_000),
-    "server, redis": lambda: server("redis", 4_000),
+    "redis": lambda: calls("redis", 20_000),
+    "server, memory": lambda: server("memory", 12_000),
+    "server, redis": lambda: server("redis", 12_000),
 }
 
 if __name__ == "__main__":

@@ -150,8 +150,6 @@ class Connections:
             self._replacement = before
 
     def _replaced(self) -> tuple[Queue, SyncQueue] | None:
-        if not self._parents:  # fast for each publish
-            return self._replacement
         for each in self._with_ancestors():
             if each._replacement is not None:  # noqa: SLF001 - an attribute of the same class
                 return each._replacement  # noqa: SLF001
@@ -170,6 +168,10 @@ class Connections:
             scope = HANDLER_SCOPE.get()
             if scope is not None and (own := scope.queue()) is not None:
                 return own
+            if (
+                self._queues and not self._parents and self._replacement is None
+            ):  # fast for each publish
+                return self._queues[-1][0]
             if (replacement := self._replaced()) is not None:
                 return replacement[0]
             for registry in self._with_ancestors():

@@ -23,7 +23,7 @@ from taskqueue_core.application.encoding import (
     decoded_result,
 )
 from taskqueue_core.application.errors import InvalidArguments
-from taskqueue_core.application.handles import Handle, SyncHandle, handled_id
+from taskqueue_core.application.handles import Handle, SyncHandle
 from taskqueue_core.application.instants import write_with_instants
 from taskqueue_core.application.outputs import has_outputs
 from taskqueue_core.application.publishing import publish_calls
@@ -193,16 +193,16 @@ class TaskFunction(Generic[P, R_co, C_co]):
         >>> handle = await resize.publish("cat.png", width=320)
         """
         text = self._write(args, kwargs)
-        queue = self.connection()
-        if self.middleware:
+        queue = self.registry.queue(self.changes.get("on"), self.name)
+        if self.registry.middleware:
             (handle,) = await publish_calls(queue, [Call(self, text)], self.changes.get("wait", 0))
             if handle.confirmation is not None:
                 stored(handle.confirmation)
             return handle
         task = await self.task(queue, text)
         (confirmation,) = await queue.publish_many([task], wait=self.changes.get("wait", 0))
-        stored(confirmation)
-        return self._handle(queue, handled_id(confirmation), confirmation)
+        task_id = stored(confirmation).existing_id or confirmation.task_id
+        return self._handle(queue, task_id, confirmation)
 
     def publish_sync(self, *args: P.args, **kwargs: P.kwargs) -> SyncHandle[R_co]:
         """Publish the task from code without an event loop, as `publish` does; ``connect_sync`` opens the connection.
@@ -289,7 +289,7 @@ class TaskFunction(Generic[P, R_co, C_co]):
         else:
             task = checked_task(self.queue, new_id(), DEFAULT_PRIORITY, text)
         if not task.headers:
-            set_field(task, "headers", {**self.headers})  # these headers need no check
+            set_field(task, "headers", {**(self._headers or self.headers)})  # these headers need no check
         if self.encoding is not None:
             set_field(task, "payload", self.encoding.payload(text))
             set_field(task, "content_digest", self.encoding.content_digest(task.id, text))
