@@ -17,8 +17,8 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import fmean, median
 
@@ -45,17 +45,22 @@ def main(arguments: Sequence[str]) -> int:
         "--floor", type=float, default=0.95, help="smallest lower end of an interval"
     )
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="taskqueue-compare-") as folder:
-        before = Path(folder) / "before"
-        _git("worktree", "add", "--detach", str(before), options.against)
-        try:
-            slow = [
-                row for area in options.area or AREAS for row in _compare(area, before, options)
-            ]
-        finally:
-            _git("worktree", "remove", "--force", str(before))
+    with checked_out(options.against) as before:
+        slow = [row for area in options.area or AREAS for row in _compare(area, before, options)]
     print("slower than allowed: " + "; ".join(slow) if slow else "no row is slower than allowed")
     return 1 if slow else 0
+
+
+@contextmanager
+def checked_out(commit: str) -> Iterator[Path]:
+    """Yield a folder with the files of a commit."""
+    with tempfile.TemporaryDirectory(prefix="taskqueue-compare-") as folder:
+        before = Path(folder) / "before"
+        _git("worktree", "add", "--detach", str(before), commit)
+        try:
+            yield before
+        finally:
+            _git("worktree", "remove", "--force", str(before))
 
 
 def _compare(area: str, before: Path, options: argparse.Namespace) -> list[str]:
