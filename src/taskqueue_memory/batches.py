@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING
 
 from taskqueue_core.after import TaskRef
 from taskqueue_core.authoring.batches import (
@@ -17,17 +16,16 @@ from taskqueue_core.authoring.batches import (
 )
 from taskqueue_core.capabilities import Count, Line, LineKind
 from taskqueue_core.tasks import Confirmation, State, Task
-from taskqueue_memory.records import TaskRecord
-
-if TYPE_CHECKING:
-    from taskqueue_memory.steps import Steps
+from taskqueue_memory.links import Links
+from taskqueue_memory.records import TaskRecord, TaskSteps
 
 
 class Batches:
     """The batches and members of batches of one backend."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: TaskSteps, links: Links) -> None:
         self._steps = steps
+        self._links = links
         self._partition = secrets.token_hex(8)
         self.counts: dict[TaskRef, Count] = {}
         self._lines: dict[TaskRef, str] = {}
@@ -75,9 +73,9 @@ class Batches:
         return tally is not None
 
     def _ask_to_close(self, batch: TaskRef) -> None:
-        lines = self._steps.links.lines.values()
+        lines = self._links.lines.values()
         if not any(line.kind is LineKind.CLOSE and line.parent == batch for line in lines):
-            self._steps.links.add(Line(id="", kind=LineKind.CLOSE, parent=batch))
+            self._links.add(Line(id="", kind=LineKind.CLOSE, parent=batch))
 
     def seal(self, batch: TaskRef) -> Count:
         """Accept no more members of a batch, and return its count."""
@@ -122,7 +120,7 @@ class Batches:
         if count.complete:
             self._complete.pop(batch, None)
             self._complete[batch] = self._steps.clock.now()
-            links = self._steps.links
+            links = self._links
             links.drop(self._lines.pop(batch, None))
             line = Line(id="", kind=LineKind.COUNT, parent=batch, count=count)
             self._lines[batch] = str(links.add(line))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -22,10 +22,7 @@ from taskqueue_core.authoring.waits import (
 )
 from taskqueue_core.capabilities import AT_ONCE, Line, LineKind, Report
 from taskqueue_core.tasks import State
-from taskqueue_memory.records import TaskRecord
-
-if TYPE_CHECKING:
-    from taskqueue_memory.steps import Steps
+from taskqueue_memory.records import TaskRecord, TaskSteps
 
 _PAGE_BYTES = 4 * 1024 * 1024
 """size of the results in a page of lines at which the page ends"""
@@ -34,8 +31,12 @@ _PAGE_BYTES = 4 * 1024 * 1024
 class Links:
     """The links between children and parents of one backend. The backend is one partition."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(
+        self, steps: TaskSteps, member_changed: Callable[[TaskRecord, State | None], None]
+    ) -> None:
+        """Create no links. ``member_changed`` is called after each change of a member of a batch, or of a batch."""
         self._steps = steps
+        self._member_changed = member_changed
         self.lines: dict[int, Line] = {}
         """lines that were not confirmed, by number, the oldest first"""
         self._ends: dict[tuple[TaskRef, TaskRef, str], int] = {}
@@ -99,7 +100,7 @@ class Links:
                 if changed.notes and (not changed.live or before is State.DEAD):
                     left = self._inform(changed, left)
                 if changed.task.batch is not None:
-                    self._steps.batches.changed(changed, before)
+                    self._member_changed(changed, before)
                 waits = changed.state is State.BLOCKED or changed.task.batch is not None
                 changed.linked = bool(changed.notes) or waits
         finally:

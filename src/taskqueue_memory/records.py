@@ -11,8 +11,9 @@ import msgspec
 from taskqueue_core.authoring.entries import digest_of
 from taskqueue_core.authoring.fair_order import PriorityFloor
 from taskqueue_core.authoring.helpers import UNLIMITED, QueueRoom, room_of
-from taskqueue_core.authoring.waits import Note
+from taskqueue_core.authoring.waits import Change, Note
 from taskqueue_core.capabilities import Order, QueueSettings
+from taskqueue_core.clock import Clock
 from taskqueue_core.rate_limit import Bucket, bucket_after
 from taskqueue_core.tasks import (
     Ledger,
@@ -54,6 +55,18 @@ class Consumer(Protocol):
 
     async def close(self) -> None:
         """Release all deliveries that the subscription owns."""
+
+
+class TaskSteps(Protocol):
+    """The part of the state changes that links and batches use."""
+
+    clock: Clock
+
+    def find(self, key: str, task_id: str) -> TaskRecord | None:
+        """Return the record of a task; ``None`` if there is none."""
+
+    def unblock(self, record: TaskRecord, change: Change) -> None:
+        """End the wait of a blocked task."""
 
 
 class TaskRecord(TenantItem, kw_only=True, eq=False):

@@ -30,8 +30,8 @@ class Steps:
         """number of deliveries that were taken back for lack of progress since the last `maintain`"""
         self._seq = itertools.count(1)
         self.timers = Timers(clock, self.catch_up)
-        self.links = Links(self)
-        self.batches = Batches(self)
+        self.links = Links(self, lambda *change: self.batches.changed(*change))  # noqa: PLW0108 - it is created below
+        self.batches = Batches(self, self.links)
 
     def queue(self, key: str) -> QueueState:
         """Return the queue of a key; create it if it does not exist."""

@@ -289,7 +289,9 @@ class TaskFunction(Generic[P, R_co, C_co]):
         else:
             task = checked_task(self.queue, new_id(), DEFAULT_PRIORITY, text)
         if not task.headers:
-            set_field(task, "headers", {**(self._headers or self.headers)})  # these headers need no check
+            set_field(
+                task, "headers", {**(self._headers or self.headers)}
+            )  # these headers need no check
         if self.encoding is not None:
             set_field(task, "payload", self.encoding.payload(text))
             set_field(task, "content_digest", self.encoding.content_digest(task.id, text))
