@@ -80,7 +80,7 @@ class MemoryStore(Steps):
             record.published_at = now
             queue.unique.add(record)
             at = task.unique.due_at(at, now, now)
-        if task.after is not None or is_batch(task):
+        if task.after is not None or (task.batch is not None and is_batch(task)):
             self._publish_child(record, at)
         elif at is not None and at > now:
             self._schedule(record, at, "published")
