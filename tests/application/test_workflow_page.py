@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import importlib
 import re
-import sys
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
-from taskqueue_core import Queue, State
+from taskqueue_core import Queue, State, Tasks
 from taskqueue_core.after import When
 from taskqueue_core.workflows import WorkflowState
 from tests.application.running import OpenWorld, working
 from tests.docs.programs import blocks
+from tests.modules import own_package
 
 PAGE = (Path(__file__).parents[2] / "docs" / "workflows.md").read_text()
 MODULE, PROGRAM, BATCH = blocks(PAGE, "python")
@@ -30,9 +30,16 @@ async def test_the_code(
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop" / "tasks.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name in [name for name in sys.modules if name.partition(".")[0] == "shop"]:
-        monkeypatch.delitem(sys.modules, name)
-    tasks = importlib.import_module("shop.tasks").tasks
+    with own_package("shop"):
+        tasks = importlib.import_module("shop.tasks").tasks
+        await _run_page(world, monkeypatch, tasks)
+    assert capsys.readouterr().out.splitlines() == [
+        *re.findall(r"It prints `(.*?)` and `(.*?)`", PAGE)[0]
+    ]
+
+
+async def _run_page(world: OpenWorld, monkeypatch: pytest.MonkeyPatch, tasks: Tasks) -> None:
+    """Run the programs of the page with its tasks."""
     names: dict[str, Any] = {}
     program = PROGRAM.replace("asyncio.run(main())", "").replace('connect("server")', "connect()")
     exec(compile(program, "page", "exec"), names)  # noqa: S102 - an example of this project
@@ -45,9 +52,6 @@ async def test_the_code(
             body = "async def run():\n" + "".join(f"    {line}\n" for line in BATCH.splitlines())
             exec(compile(f"{body}    return batch\n", "page", "exec"), names)  # noqa: S102 - as above
             assert await (await names["run"]()).wait(60) is State.DONE
-    assert capsys.readouterr().out.splitlines() == [
-        *re.findall(r"It prints `(.*?)` and `(.*?)`", PAGE)[0]
-    ]
 
 
 def test_lists() -> None:

@@ -15,6 +15,7 @@ from taskqueue_memory import MemoryBackend
 from taskqueue_server import ServerProcess
 from tests.docs.programs import background, blocks, python
 from tests.docs.test_flow_page import commands, follow
+from tests.modules import own_package
 from tests.server.in_thread import in_thread
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +37,8 @@ def test_programs_and_command(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop" / "tasks.py").write_text(MODULE)
-    with in_thread(ServerProcess(MemoryBackend(), Settings(port=0))) as server:
+    served = in_thread(ServerProcess(MemoryBackend(), Settings(port=0)))
+    with own_package("shop"), served as server:
         monkeypatch.setenv("TASKQUEUE_SERVER_URL", server.url)
         with background([sys.executable, "-m", "taskqueue_cli", *worker_command.split()[1:]]):
             printed = python(PUBLISH).splitlines()

@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import os
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from taskqueue_memory import MemoryBackend
 from taskqueue_server import ServerProcess
 from tests.docs.programs import blocks, python
 from tests.docs.test_flow_page import commands, follow
+from tests.modules import own_package
 from tests.server.in_thread import in_thread
 
 ROOT = Path(__file__).parents[2]
@@ -42,11 +42,10 @@ def _shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop" / "tasks.py").write_text(MODULE)
-    with in_thread(ServerProcess(MemoryBackend(), Settings(port=0))) as server:
+    served = in_thread(ServerProcess(MemoryBackend(), Settings(port=0)))
+    with own_package("shop"), served as server:
         monkeypatch.setenv("TASKQUEUE_SERVER_URL", server.url)
         yield
-    for name in [name for name in sys.modules if name.partition(".")[0] == "shop"]:
-        del sys.modules[name]
 
 
 @pytest.mark.usefixtures("_shop")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
+from taskqueue_conformance.bench import KEY, Bench, ids
 from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.selection import needs
+from taskqueue_conformance.suites.fan_out import bound
 from taskqueue_core.backend import Capability
 from taskqueue_core.tasks import Published, Task
 from taskqueue_core.uniqueness import UniqueKey
@@ -73,11 +74,11 @@ class ContentDigestSuite(Harness):
     @needs(Capability.FAN_OUT, Capability.CONTROL)
     async def test_digest_of_copies(self, bench: Bench) -> None:
         """The copies in the queues of a fan-out are recognised by the digest, too (law 7)."""
-        await bench.configure(bound_to=(OTHER, "gamma"))
+        first, second = await bound(bench, 2)
         await bench.offer(_task(bench, "t1", "one"))
         await _repeated(bench, "t1")
-        assert await bench.statuses(_task(bench, "t1", "two", key=OTHER)) == [_KNOWN]
-        assert len(await bench.take(bench.subscribe(OTHER, "gamma"), 3)) == 2
+        assert await bench.statuses(_task(bench, "t1", "two", key=first)) == [_KNOWN]
+        assert len(await bench.take(bench.subscribe(first, second), 3)) == 2
 
     @needs(Capability.UNIQUE)
     async def test_digest_of_a_replaced_task(self, bench: Bench) -> None:
