@@ -192,9 +192,11 @@ class TaskFunction(Generic[P, R_co, C_co]):
 
         >>> handle = await resize.publish("cat.png", width=320)
         """
-        text = self._write(args, kwargs)
-        queue = self.registry.queue(self.changes.get("on"), self.name)
-        if self.registry.middleware:
+        registry, encoding = self.registry, self.registry.encoding
+        limit = "payload" if encoding is None else "decoded"
+        text = self.arguments.write(self.name, args, kwargs, limit)
+        queue = registry.queue(self.changes.get("on"), self.name)
+        if registry.middleware:
             (handle,) = await publish_calls(queue, [Call(self, text)], self.changes.get("wait", 0))
             if handle.confirmation is not None:
                 stored(handle.confirmation)
@@ -202,7 +204,7 @@ class TaskFunction(Generic[P, R_co, C_co]):
         task = await self.task(queue, text)
         (confirmation,) = await queue.publish_many([task], wait=self.changes.get("wait", 0))
         task_id = stored(confirmation).existing_id or confirmation.task_id
-        return self._handle(queue, task_id, confirmation)
+        return Handle(self.queue, task_id, queue, self.read_result, confirmation, encoding=encoding)
 
     def publish_sync(self, *args: P.args, **kwargs: P.kwargs) -> SyncHandle[R_co]:
         """Publish the task from code without an event loop, as `publish` does; ``connect_sync`` opens the connection.
@@ -227,7 +229,7 @@ class TaskFunction(Generic[P, R_co, C_co]):
                 self, *write_with_instants(self.arguments, self.name, args, kwargs, self._limit)
             )
         try:
-            return Call(self, self._write(args, kwargs))
+            return Call(self, self.arguments.write(self.name, args, kwargs, self._limit))
         except (InvalidArguments, TypeError):
             if not has_outputs(
                 *args, *kwargs.values()
@@ -263,9 +265,6 @@ class TaskFunction(Generic[P, R_co, C_co]):
     @property
     def _limit(self) -> str:
         return "payload" if self.encoding is None else "decoded"
-
-    def _write(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        return self.arguments.write(self.name, args, kwargs, self._limit)
 
     def connection(self) -> Queue:
         """Return the connection through which it is published. Raises `NotConnected`."""
