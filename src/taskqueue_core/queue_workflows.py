@@ -163,8 +163,7 @@ class QueueWorkflows:
             status = await self.get(workflow)
             going = (WorkflowState.STORED, WorkflowState.RUNNING)
             if status is None or status.state not in going:
-                return await self.get(
-                    workflow
-                )  # steps were read one after another, and may have changed meanwhile
+                # Read it once more: steps are read one after another, so those read first may have changed since.
+                return await self.get(workflow)
             await asyncio.sleep(pause)
             pause = min(pause * _GROWTH, _LONGEST_PAUSE)

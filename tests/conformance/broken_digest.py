@@ -58,9 +58,9 @@ class _Forgets(_Changes):
             known.task = structs.replace(known.task, content_digest=None)
         return task
 
-    def forgets(self, state: State | None) -> bool:
-        """Return whether the digests of tasks in this state are forgotten."""
-        raise NotImplementedError
+    def forgets(self, state: State | None) -> bool:  # noqa: ARG002 - subclasses use it
+        """Return whether the digests of tasks in this state are forgotten: by default, in each state."""
+        return True
 
 
 class ForgetsAtTheEnd(_Forgets):
@@ -84,9 +84,6 @@ class CopiesHaveNone(_Forgets):
         for key in queue_of(self.facade, task.key).settings.bound_to:
             super().other(structs.replace(task, key=key))
         return task
-
-    def forgets(self, state: State | None) -> bool:  # noqa: ARG002 - in each state
-        return True
 
 
 class TakesConflictsForRepetitions(Answers):

@@ -78,7 +78,7 @@ def published(name: bytes, about: bytes, body: bytes) -> Publish:
     usual, _, rare = about[9:].partition(b"\n")
     times, _, rest = usual.partition(b"/")
     if rest.partition(b"/")[2]:
-        raise NotImplementedError("the specification knows no ordering keys")
+        raise ValueError("a task has an ordering key, which the specification does not know")
     _, not_before, deadline = (times or b"::").split(b":")
     fields: dict[str, Any] = json.loads(rare) if rare else {}
     after = header_of(body).get("after") if "a" in fields else None

@@ -3,7 +3,7 @@
 
 -- Flags: other tasks wait for this one; it has a key of its own, see `after.lua`; it is a member of a batch.
 local CHILDREN, KEPT, MEMBER = 1, 2, 4
-local UNKNOWN_PARENT, ALIVE = 0, 1 -- what is reported to children, beside the states: there is no such task; it is live again
+local UNKNOWN_PARENT, ALIVE = 0, 1 -- what is reported to children in place of a state: there is no such task; it is live again
 
 -- Returns whether the parts of a record fit together.
 local function fits(state, place, priority)
