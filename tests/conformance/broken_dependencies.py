@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import structs
 
 from taskqueue_core.after import TaskRef
 from taskqueue_core.capabilities import Count, Line, Report
-from taskqueue_core.tasks import Confirmation, Delivery, Received, State, Task
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.tasks import Confirmation, Delivery, Received, Settled, State, Task
 from tests.conformance.facade import FacadeDependencies, FacadePublisher, FacadeSubscription
 
 
@@ -79,6 +82,46 @@ class LosesInputs(FacadeSubscription):
         return structs.replace(received, deliveries=tuple(given))
 
 
+class MixesInputs(FacadeSubscription):
+    """Delivers inputs in the order of the parents, and not in the one that was asked for."""
+
+    async def receive(self, limit: int, timeout: float | None) -> Received:
+        """Break the promise of `receive`."""
+        received = await self.inner.receive(limit, timeout)
+        return structs.replace(received, deliveries=tuple(map(self.mixed, received.deliveries)))
+
+    def mixed(self, delivery: Delivery) -> Delivery:
+        """Return a delivery with its inputs in another order."""
+        if not delivery.inputs or delivery.task.after is None:
+            return delivery
+        pairs = sorted(zip(delivery.task.after.inputs, delivery.inputs, strict=True))
+        return structs.replace(delivery, inputs=tuple(result for _, result in pairs))
+
+
+class ForgetsOldResults(FacadePublisher):
+    """Gives a task no results of parents that were done before its publish."""
+
+    async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
+        """Break the promise of `publish`."""
+        for task in tasks:
+            for ref in task.after.tasks if task.after else ():
+                parent = self.facade.inner._store.find(ref.key, ref.task_id)
+                if parent is not None:
+                    parent.result_until = 0.0
+        return await self.inner.publish(*tasks)
+
+
+class LeavesLargeInputsOut(FacadeSubscription):
+    """Releases a task without the results that are too large together, instead of making it a dead letter."""
+
+    async def ack(
+        self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
+    ) -> tuple[Settled, ...]:
+        """Break the promise of `ack`."""
+        small = [each if len(each or b"") < LIMITS.payload // 2 else None for each in results]
+        return await self.inner.ack(*deliveries, results=small)
+
+
 class SealsNothing(FacadeDependencies):
     """Counts the members of a batch without closing it."""
 
@@ -101,6 +144,26 @@ class CountsTheDead(FacadeDependencies):
             structs.replace(count, failed=count.failed + count.dead, dead=0) for count in counts
         ]
         await self.inner.tally(*those, sealed=sealed)
+
+
+class EndsWithTheFirstCount(FacadeDependencies):
+    """Takes the counts of some partitions for those of all."""
+
+    async def tally(self, *counts: Count, sealed: bool = False) -> None:  # noqa: ARG002 - it is ignored
+        """Break the promise of `tally`."""
+        await self.inner.tally(*counts, sealed=True)
+
+
+class TakesOldCounts(FacadeDependencies):
+    """Takes a late count for a new one."""
+
+    number = 1000
+
+    async def tally(self, *counts: Count, sealed: bool = False) -> None:
+        """Break the promise of `tally`."""
+        first, self.number = self.number, self.number + len(counts)
+        late = [structs.replace(count, version=first + n) for n, count in enumerate(counts)]
+        await self.inner.tally(*late, sealed=sealed)
 
 
 class ForgetsHolders(FacadeDependencies):
