@@ -16,6 +16,7 @@ from taskqueue_core.sharding.backend import ShardedBackend
 from taskqueue_redis.scripts.runner import Partitions
 from tests.chaos.history import Event, What
 from tests.chaos.limiting import limit
+from tests.chaos.replication import complete
 from tests.chaos.world import CONFIG, Outcome, Shape, World
 from tests.redis.clusters import Cluster
 from tests.redis.engines import Engine, find_engine
@@ -26,7 +27,7 @@ _PARTITIONS = 8
 CLUSTER_KEYS = ("beta", "epsilon", "gamma", "eta", "alpha", "mu")
 """two queues on each of three masters; all six are in different partitions"""
 _LATE = 0.3
-"""maximum seconds by which a replica lags behind the answers of its master"""
+"""maximum seconds for which an answer of a master that died is in transit"""
 _PAUSE = 0.01
 """seconds to wait after each step of moving a slot, as if the slot had more keys"""
 _SIGNS = {
@@ -137,12 +138,13 @@ class Clustered(World):
         of the run are adapted to that.
         """
         key = self.keys_of(node)[0]
+        replicas = self.cluster.replicas[node.port]
+        complete_at = min([await complete(self, node, replica) for replica in replicas])
         begin = self.struck("kill master", node)
         await asyncio.to_thread(node.kill)
-        replicas = self.cluster.replicas[node.port]
         await self.until(lambda: self.owner(key) in replicas, "a replica takes over")
         end = self.healed("kill master", node)
-        span = (begin - _LATE, end + _LATE)
+        span = (complete_at, end + _LATE)
         self.terms = msgspec.structs.replace(
             self.terms, waived=(*self.terms.waived, span), may_lose_publishes=True
         )

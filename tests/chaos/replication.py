@@ -19,6 +19,30 @@ from tests.redis.engines import find_engine
 from tests.redis.servers import RedisServer
 
 
+def _in_step(master: RedisServer, replica: RedisServer, offset: int | None = None) -> bool:
+    """Return whether a connected replica has reached an offset, by default that of its master now."""
+    theirs = replica.info("replication")
+    if offset is None:
+        offset = _offset(master)
+    return theirs.get("master_link_status") == "up" and int(theirs["slave_repl_offset"]) >= offset
+
+
+def _offset(master: RedisServer) -> int:
+    return int(master.info("replication")["master_repl_offset"])
+
+
+async def complete(world: World, master: RedisServer, replica: RedisServer) -> float:
+    """Return a time, as late as possible, until which the replica has all writes of its master."""
+    at = time.monotonic()
+    offset = await asyncio.to_thread(_offset, master)
+
+    async def reached() -> bool:
+        return await asyncio.to_thread(_in_step, master, replica, offset)
+
+    await world.until(reached, "the replica has the writes of a moment ago")
+    return at
+
+
 class Pair(World):
     """A master and a replica with a breakable link between them; clients are led to the current master.
 
@@ -34,7 +58,8 @@ class Pair(World):
         self.old = self.redis
         self.replica = RedisServer(find_engine(), folder / "replica")
         self.between = FaultProxy(("127.0.0.1", self.old.port))
-        self.cut_at = 0.0
+        self.complete_at = 0.0
+        """time until which the replica has every write for certain"""
 
     async def prepare(self) -> None:
         """Connect the replica through the link and wait until it is in sync; else a failover would prove nothing."""
@@ -56,13 +81,7 @@ class Pair(World):
             await self.control.configure(key, promised)
 
     async def _in_step(self) -> bool:
-        return await asyncio.to_thread(self._same_offset)
-
-    def _same_offset(self) -> bool:
-        theirs = self.replica.info("replication")
-        return theirs.get("master_link_status") == "up" and int(theirs["slave_repl_offset"]) >= int(
-            self.old.info("replication")["master_repl_offset"]
-        )
+        return await asyncio.to_thread(_in_step, self.old, self.replica)
 
     def target(self) -> Address:
         """Return the address of the current master."""
@@ -70,9 +89,7 @@ class Pair(World):
 
     async def cut_replica_off(self) -> None:
         """Block the link to the replica, which must be connected at that moment."""
-        theirs = await asyncio.to_thread(self.replica.info, "replication")
-        assert theirs["master_link_status"] == "up"
-        self.cut_at = time.monotonic()
+        self.complete_at = await complete(self, self.old, self.replica)
         self.log.note(What.FAULT, name="cut replica", target="replica 0")
         self.between.block()
 
@@ -89,7 +106,7 @@ class Pair(World):
         for link in self.links.values():
             link.cut()
         # An answer may have been in transit when the old master died, so the waived span is a little longer.
-        span = (self.cut_at - 0.05, time.monotonic() + 0.05)
+        span = (self.complete_at, time.monotonic() + 0.05)
         self.terms = msgspec.structs.replace(
             self.terms, waived=(span,), may_lose_publishes=not self.confirmed
         )
@@ -127,14 +144,15 @@ class Guarded(World):
 
     async def lose_master(self, kind: str) -> float:
         """Kill or freeze the master; return the seconds until the Sentinels have promoted the replica."""
+        complete_at = await complete(self, self.redis, self.sentinels.servers[1])
         begin = time.monotonic()
         self.log.note(What.FAULT, name=f"{kind} master", target="redis 0")
         (self.redis.kill if kind == "kill" else self.redis.freeze)()
         await self.until(self._promoted, "the Sentinels promote the replica")
         end = time.monotonic()
         self.log.note(What.HEALED, name=f"{kind} master", target="redis 0")
-        # The replica lags a little behind the master's answers, so the last confirmations may be lost.
-        span = (begin - 0.3, end + 0.3)
+        # The replica lags behind the master's answers, so confirmations since then may be lost.
+        span = (complete_at, end + 0.3)
         self.terms = msgspec.structs.replace(self.terms, waived=(span,), may_lose_publishes=True)
         return end - begin
 

@@ -265,6 +265,10 @@ class History:
         offsets = [e.wall for e in self.of(What.STARTED) if e.wall is not None]
         return sorted(offsets)[len(offsets) // 2] if offsets else 0.0
 
+    def issued(self, delivered: Event) -> float:
+        """Return when the store made a delivery, on the monotonic clock."""
+        return min(delivered.at, (delivered.store_at or _INF) - self.wall)
+
     @cached_property
     def harm(self) -> Mapping[str, list[tuple[float, float]]]:
         """Spans in which each process was dead, frozen or cut off, by its name."""
@@ -331,8 +335,7 @@ class History:
             if known is None or (known.first.key, known.first.task) != (event.key, event.task):
                 # The delivery belongs to its consumer from the store's time on, even if a frozen consumer saw it much
                 # later.
-                since = min(event.at, (event.store_at or _INF) - self.wall)
-                handout = Handout(event, [], [(since, event.by)])
+                handout = Handout(event, [], [(self.issued(event), event.by)])
                 self.handouts.setdefault(event.receipt, handout)
                 self._story(event).handouts.append(handout)
         for event in self.of(What.ADOPTED):

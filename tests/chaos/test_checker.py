@@ -214,13 +214,17 @@ def test_a_failover_waives_what_it_may(run: Simulation) -> None:
 def test_a_delivery_that_was_undone_may_come_again_as_it_was(run: Simulation) -> None:
     """One receipt for two deliveries of a task is excused if a failover undid the first; for two tasks it never is."""
     first, second = (event for event in run.events if event.what is What.DELIVERED)
-    span = ((first.at - 0.0001, first.at + 0.0001),)
-    again = msgspec.structs.replace(first, at=run.at)
-    verdict = check([*run.events, again], run.dump(), Terms(waived=span))
+    before = msgspec.structs.replace(first, at=run.at, store_at=run.at + WALL)
+    died = run.note(What.FAULT, "world", name="fail over", target="redis 0")
+    after = msgspec.structs.replace(first, at=died.at + 0.001, store_at=died.at + 0.001 + WALL)
+    assert first.store_at is not None
+    span = ((first.store_at - WALL - 0.0001, died.at + 0.002),)
+    verdict = check([*run.events, after], run.dump(), Terms(waived=span))
     assert [(one.rule, one.task) for one in verdict.waived] == [("R0", "q/t1")]
     assert "R0" not in broken(verdict)
-    assert "R0" in broken(check([*run.events, again], run.dump(), Terms()))
-    other = msgspec.structs.replace(second, at=run.at, receipt=first.receipt)
+    assert "R0" in broken(check([*run.events, after], run.dump(), Terms()))
+    assert "R0" in broken(check([*run.events, before], run.dump(), Terms(waived=span)))
+    other = msgspec.structs.replace(second, at=after.at, receipt=first.receipt)
     assert "R0" in broken(check([*run.events, other], run.dump(), Terms(waived=span)))
 
 

@@ -36,6 +36,10 @@ _LIMITS: Mapping[str, Mapping[str, Any]] = {
 }
 _FULL = 20
 """number of tasks published at the end, to see whether all places in flight are free again"""
+_HELD = 20
+"""number of deliveries that the slow consumer holds"""
+_PLENTY = 5 * _HELD
+"""number of tasks from which it takes them; it settles some before it holds that many"""
 
 each_seed = pytest.mark.parametrize("seed", SEEDS)
 
@@ -120,9 +124,10 @@ async def test_a_pause_in_a_burst(folder: Path, seed: int) -> None:
     """
     shape = small(consumers=2, tasks=2000, seconds=0.8, take=10, keys=("alpha",), simple=True)
     async with World(folder, shape, seed=seed) as world:
-        await world.begin()
+        await world.publish(_PLENTY)
         slow = await _slow_consumer(world)
-        await world.holding("consumer", slow.number, 20)
+        await world.holding("consumer", slow.number, _HELD)  # before other consumers take tasks
+        await world.begin()
         await world.until(lambda: world.published() >= 400, "the burst is under way")
         await _paused(world, 0.2)
         await world.inflict("kill", "redis", 0, 0.1)
@@ -130,16 +135,16 @@ async def test_a_pause_in_a_burst(folder: Path, seed: int) -> None:
         await resume(world, "alpha")
         outcome = await world.finish()
     figures = passed(outcome)
-    assert figures.tasks == shape.tasks + _FULL
+    assert figures.tasks == _PLENTY + shape.tasks + _FULL
     assert figures.duplicates == 0
     held = [one for one in History(outcome.events).handouts.values() if one.first.by == slow.name]
     assert max(one.settled_at - one.first.at for one in held) > LEASE
 
 
 async def _slow_consumer(world: World) -> Actor:
-    """Start a consumer that holds twenty deliveries and works on each for up to one and a half leases."""
+    """Start a consumer that holds up to `_HELD` deliveries and works on each for up to one and a half leases."""
     number = world.shape.consumers
-    setup = world.setup("consumer", number) | {"hold": 1.5 * LEASE, "limit": 20, "take": 1}
+    setup = world.setup("consumer", number) | {"hold": 1.5 * LEASE, "limit": _HELD, "take": 1}
     return world.cast.start("consumer", number, await world.environment("consumer", number), setup)
 
 
