@@ -13,6 +13,7 @@ from taskqueue_conformance.slots.unused import SlotUnusedSuite
 from taskqueue_conformance.suites.batches import BatchesSuite
 from taskqueue_conformance.suites.blocked import BlockedSuite
 from taskqueue_conformance.suites.blocked_lines import BlockedLinesSuite
+from taskqueue_conformance.suites.blocked_views import BlockedViewsSuite
 from taskqueue_conformance.suites.boundaries import BoundariesSuite
 from taskqueue_conformance.suites.capacity import CapacitySuite
 from taskqueue_conformance.suites.close import ClosingSuite
@@ -72,6 +73,7 @@ class BackendSuite(
     BatchesSuite,
     BlockedSuite,
     BlockedLinesSuite,
+    BlockedViewsSuite,
     BoundariesSuite,
     ReplicasSuite,
     ConcurrencySuite,

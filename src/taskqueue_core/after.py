@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from heapq import nsmallest
 from typing import Literal
 
 import msgspec
@@ -19,6 +21,8 @@ PARENT_ENDED = "parent_ended"
 """reason of a task that was cancelled because its condition can no longer be met"""
 UNKNOWN_PARENT = "unknown_parent"
 """reason of a task that was cancelled because the store does not know a task that it waits for"""
+PARENTS_SHOWN = 20
+"""maximum number of parents in `TaskStatus.waits_for`"""
 
 
 class TaskRef(msgspec.Struct, frozen=True):
@@ -35,6 +39,12 @@ class TaskRef(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         check_name("key", self.key)
         check_name("id", self.task_id)
+
+
+def first_parents(parents: Iterable[TaskRef]) -> tuple[TaskRef, ...]:
+    """Return the first `PARENTS_SHOWN` of some parents, sorted by name: the key, "/" and the id."""
+    first = nsmallest(PARENTS_SHOWN, parents, key=lambda ref: f"{ref.key}/{ref.task_id}")
+    return tuple(first)
 
 
 class After(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

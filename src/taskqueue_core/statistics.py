@@ -58,6 +58,8 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     retried: int = 0
     lost: int = 0
     subscribers: int = 0
+    blocked_on_dead: int = 0
+    """number of blocked tasks that dead letters hold, see `TaskStatus.held_by`"""
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):

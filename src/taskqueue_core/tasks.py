@@ -378,3 +378,7 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
     """time at which a scheduled task becomes available, by the store's clock; ``None`` in other states"""
     held_by: tuple[TaskRef, ...] = ()
     """the dead letters that hold a blocked task until they are redriven or discarded"""
+    waits_for: tuple[TaskRef, ...] = ()
+    """the tasks that a blocked task still waits for, also those in ``held_by``: at most 20, the first by name"""
+    waits_for_total: int = 0
+    """number of tasks that a blocked task still waits for; the members of a batch are not counted"""

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from msgspec import structs
 
-from taskqueue_core.after import TaskRef
+from taskqueue_core.after import After, TaskRef
 from taskqueue_core.authoring.waits import (
     Change,
     Note,
@@ -61,7 +61,7 @@ class Links:
         parents = [self._parent(ref) for ref in after.tasks]
         for place, parent in enumerate(parents):
             if parent is not None and not parent.live:
-                change = wait.hear(after, place, self._look_at(parent))
+                change = _hear(record, wait, after, place, self._look_at(parent))
                 if change is not None:
                     return change
         record.linked = True
@@ -138,6 +138,7 @@ class Links:
             parent = self._parent(ref)
             if parent is not None and parent.notes is not None:
                 parent.notes.pop(wait.note(ref_of(child), after, place), None)
+        child.queue.blocked_on_dead -= bool(wait.dead)
         wait.missing, wait.dead = {}, []
 
     def tell(self, child: TaskRecord, report: Report) -> None:
@@ -148,7 +149,7 @@ class Links:
         with suppress(ValueError):
             place = after.tasks.index(report.parent)
             seen = Seen(report.state, report.version, report.result)
-            change = wait.hear(after, place, seen)
+            change = _hear(child, wait, after, place, seen)
             if change is not None:
                 self._steps.unblock(child, change)
 
@@ -221,6 +222,14 @@ class Links:
                     await event.wait()
         finally:
             self._waiting.discard(event)
+
+
+def _hear(child: TaskRecord, wait: Wait, after: After, place: int, seen: Seen) -> Change | None:
+    """Record what was reported of a parent, and count the child if a dead letter holds it now, or no longer."""
+    held = bool(wait.dead)
+    change = wait.hear(after, place, seen)
+    child.queue.blocked_on_dead += bool(wait.dead) - held
+    return change
 
 
 def _add_note(parent: TaskRecord, note: Note) -> None:

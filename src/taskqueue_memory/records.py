@@ -136,6 +136,8 @@ class QueueState:
         self.fresh = 0
         """number of tasks that were never delivered, which count against the capacity"""
         self.states: Counter[State] = Counter()
+        self.blocked_on_dead = 0
+        """number of blocked tasks that dead letters hold"""
         self.delivered = self.redelivered = self.retried = self.lost = 0
         self.available = 0
         """number of waiting entries in lanes, which excludes those that wait for an ordering key"""
@@ -265,6 +267,7 @@ class QueueState:
             retried=self.retried,
             lost=self.lost,
             subscribers=len(self.subscribers),
+            blocked_on_dead=self.blocked_on_dead,
         )
 
 

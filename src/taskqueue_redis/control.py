@@ -162,8 +162,7 @@ class RedisControl(_ScriptCaller):
         return changed
 
     async def ledger(self, key: str) -> Ledger:
-        counters, _, _ = await self._of("stats", key)
-        return ledger_of(pairs(counters))
+        return ledger_of(pairs((await self._of("stats", key))[0]))
 
     async def stats(self, key: str) -> QueueStats:
         await self._context.wakeups.join_all()
@@ -178,6 +177,7 @@ class RedisControl(_ScriptCaller):
             retried=number_in(counters, "retried"),
             lost=number_in(counters, "lost"),
             subscribers=int(subscribers),
+            blocked_on_dead=number_in(counters, "blocked_on_dead"),
         )
 
     async def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:

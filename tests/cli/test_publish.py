@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -189,7 +190,9 @@ def test_a_task_that_waits(cli: Cli) -> None:
     assert cli("publish", "k", "--id", "b", "--after", "k/a", "--when", "ended").code == 0
     both = cli("publish", "k", "--id", "c", "--after", "k/a", "--after", "k/b")
     assert both.code == 0, both.err
-    assert "blocked" in cli("status", "k", "c").out
+    shown = cli("status", "k", "c").out
+    assert "blocked" in shown
+    assert re.search(r"waits for +k/a, k/b *\n", shown)
     assert "blocked" in cli("stats", "k").out
     for words, told in (
         (("--after", "a"), "after"),

@@ -7,10 +7,24 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from taskqueue_core.after import TaskRef
-from taskqueue_core.capabilities import Count, Line, Report
+from taskqueue_core.capabilities import Count, Line, LineKind, Report
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.tasks import Confirmation, Delivery, Received, Settled, State, Task
-from tests.conformance.facade import FacadeDependencies, FacadePublisher, FacadeSubscription
+from taskqueue_core.tasks import (
+    Confirmation,
+    Delivery,
+    QueueStats,
+    Received,
+    Settled,
+    State,
+    Task,
+    TaskStatus,
+)
+from tests.conformance.facade import (
+    FacadeControl,
+    FacadeDependencies,
+    FacadePublisher,
+    FacadeSubscription,
+)
 
 
 class DoesNotWait(FacadePublisher):
@@ -172,3 +186,65 @@ class ForgetsHolders(FacadeDependencies):
     async def release(self, *reports: Report) -> None:
         """Break the promise of `release`."""
         await self.inner.release(*(each for each in reports if each.state is not State.DEAD))
+
+
+class ReportsToTheNext(FacadeDependencies):
+    """Reports the end of a task also to children of a later task with its id."""
+
+    async def lines(self, limit: int, after: str | None = None) -> tuple[Line, ...]:
+        """Break the promise of `release`."""
+        found: tuple[Line, ...] = await self.inner.lines(limit, after)
+        records = [r for q in self.facade.inner._store.queues.values() for r in q.records.values()]
+        for line in found:
+            for record in records if line.kind is LineKind.END else ():
+                known = record.task.after
+                if record.wait is not None and known and line.parent in known.tasks:
+                    child = TaskRef(record.task.key, record.task.id)
+                    report = Report(
+                        parent=line.parent,
+                        child=child,
+                        entry=record.wait.entry,
+                        state=line.state,
+                        version=line.version,
+                    )
+                    await self.inner.release(report)
+        return found
+
+
+class ShowsAllParents(FacadeControl):
+    """Shows all tasks for which a task was ever to wait."""
+
+    async def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:
+        """Break the promise of `TaskStatus.waits_for`."""
+        answers = list[TaskStatus | None]()
+        for status in await self.inner.statuses(key, *task_ids):
+            record = status and self.facade.inner._store.find(key, status.task_id)
+            after = record and record.task.after
+            answers.append(
+                structs.replace(status, waits_for=after.tasks) if status and after else status
+            )
+        return tuple(answers)
+
+
+class CountsTheReleased(FacadeControl):
+    """Counts tasks as held for ever."""
+
+    most = 0
+
+    async def stats(self, key: str) -> QueueStats:
+        """Break the promise of `QueueStats.blocked_on_dead`."""
+        stats = await self.inner.stats(key)
+        self.most = max(self.most, stats.blocked_on_dead)
+        return structs.replace(stats, blocked_on_dead=self.most)
+
+
+class CountsDeadParents(FacadeControl):
+    """Counts each dead letter that holds a task, instead of the task."""
+
+    async def stats(self, key: str) -> QueueStats:
+        """Break the promise of `QueueStats.blocked_on_dead`."""
+        stats = await self.inner.stats(key)
+        records = self.facade.inner._store.known(key).records.values()
+        return structs.replace(
+            stats, blocked_on_dead=sum(len(r.wait.dead) for r in records if r.wait is not None)
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import httpx2
 import pytest
 
+from taskqueue_core.after import After, TaskRef
 from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.tasks import State
 from taskqueue_server.dashboard import settings_form
@@ -219,6 +220,12 @@ async def test_tasks(it: Running, client: httpx2.AsyncClient) -> None:
     dead = (await client.get("/tasks/k/three")).text
     assert "it broke" in dead
     assert 'id="payload"' in dead
+    await it.publish("later", not_before=4e9)
+    parents = tuple(TaskRef("k", name) for name in ("three", "later"))
+    await it.publish("child", after=After(tasks=parents))
+    child = (await client.get("/tasks/k/child")).text.partition('id="waits-for"')[2]
+    assert child.partition("</dd>")[0].count('<a href="/tasks/k/') == 2
+    assert "(1 held)" in (await client.get("/")).text
     await followed(client, await post(client, "/tasks/k/three", action="redrive"))
     assert await it.count(State.WAITING) == 1
     again = await post(client, "/tasks/k/three", action="redrive")

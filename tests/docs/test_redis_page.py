@@ -208,9 +208,11 @@ async def keep_busy(backend: RedisBackend) -> None:
 async def keep_relatives_busy(backend: RedisBackend) -> None:
     """Create every kind of key for tasks that wait for others."""
     parent, nobody = TaskRef(KEY, "parent"), TaskRef(KEY, "nobody")
+    (dead,) = await backend.dead_letters.list(KEY)
     await backend.publisher.publish(
         Task(key=KEY, id="parent", batch=TaskRef(KEY, "batch"), priority=9),
         *(Task(key=KEY, after=After(tasks=(parent, nobody), when="ended")) for _ in range(20)),
+        Task(key=KEY, after=After(tasks=(TaskRef(KEY, dead.task.id),))),
     )
     consumer = backend.subscribe([KEY], "four")
     (taken,) = (await consumer.receive(1, 1)).deliveries

@@ -6,6 +6,7 @@ from taskqueue_conformance import BackendSuite, Bench
 from taskqueue_conformance.suites.batches import BatchesSuite
 from taskqueue_conformance.suites.blocked import BlockedSuite
 from taskqueue_conformance.suites.blocked_lines import BlockedLinesSuite
+from taskqueue_conformance.suites.blocked_views import BlockedViewsSuite
 from taskqueue_conformance.suites.content_digest import ContentDigestSuite
 from taskqueue_conformance.suites.control import ControlSuite
 from taskqueue_conformance.suites.dead_letters import DeadLettersSuite
@@ -77,6 +78,7 @@ class _Main(
     BatchesSuite,
     BlockedSuite,
     BlockedLinesSuite,
+    BlockedViewsSuite,
     ControlSuite,
     HandoverSuite,
     DeadLettersSuite,

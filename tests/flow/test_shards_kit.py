@@ -7,6 +7,7 @@ from taskqueue_conformance.bench import KEY, OTHER
 from taskqueue_conformance.suites.batches import BatchesSuite
 from taskqueue_conformance.suites.blocked import BlockedSuite
 from taskqueue_conformance.suites.blocked_lines import BlockedLinesSuite
+from taskqueue_conformance.suites.blocked_views import BlockedViewsSuite
 from taskqueue_conformance.suites.close import ClosingSuite
 from taskqueue_conformance.suites.concurrency import ConcurrencySuite
 from taskqueue_conformance.suites.content_digest import ContentDigestSuite
@@ -52,6 +53,7 @@ class TestSucceeded(
     BatchesSuite,
     BlockedSuite,
     BlockedLinesSuite,
+    BlockedViewsSuite,
     ConcurrencySuite,
     LedgerSuite,
     FlowSuite,

@@ -88,7 +88,8 @@ def _maintained(answer: list[Any]) -> list[Any]:
 
 def _stats(answer: list[Any]) -> list[Any]:
     pairs = dict(zip(answer[0][::2], answer[0][1::2], strict=True))
-    return [[pairs.get(name.encode(), 0) for name in COUNTED], *answer[1:]]
+    counted = [pairs.get(name.encode(), 0) for name in (*COUNTED, "blocked_on_dead")]
+    return [counted, *answer[1:]]
 
 
 def _entries(told: Sequence[Any]) -> Iterator[Sequence[Any]]:
@@ -104,6 +105,10 @@ def _record(packed: bytes, in_flight: int) -> list[Any]:
     ]  # fmt: skip
 
 
+def _blocked(told: list[Any] | None) -> list[Any]:
+    return [sorted(told[0]), *told[1:]] if told else []
+
+
 def _number(packed: bytes) -> int:
     return int.from_bytes(packed, "big")
 
@@ -116,6 +121,8 @@ _FORMS: dict[str, Callable[[list[Any]], list[Any]]] = {
     "after_lines": lambda answer: [[*told[:9], told[9][1:]] for told in answer],
     "maintain": _maintained,
     "stats": _stats,
-    "status": lambda answer: [_record(*told[:2]) if told else [] for told in answer],
+    "status": lambda answer: [
+        [*_record(*told[:2]), _blocked(told[5])] if told else [] for told in answer
+    ],
     "dead_letters": lambda answer: [[[told[0], shown(told[3])] for told in answer[0]], answer[1]],
 }

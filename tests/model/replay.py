@@ -323,14 +323,15 @@ class Replay(Lines):
         key = words[0].decode()
         oldest = min((r.seq for _, r in self.of(key) if r.open), default=0)
         subscribers = sum(key in consumer.keys for consumer in self.consumers.values())
-        counters = [self.count(key, counter) for counter in COUNTED]
+        counters = [*(self.count(key, counter) for counter in COUNTED), self.held_in(key)]
         return [counters, min(oldest, self.now) or "", subscribers]
 
     def on_status(self, words: list[bytes], answer: Any) -> Any:
         """Return the full records of tasks. The sizes of their errors and retry tokens are taken from the answer."""
         key, told = words[0].decode(), list[Any]()
         for word, (packed, _, cold, *_) in zip(words[1:], _padded(answer), strict=False):
-            told.append(self.told_of(self.tasks.get((key, word.decode()))))
+            name = key, word.decode()
+            told.append(self.told_of(self.tasks.get(name), self.parents_of(name)))
             self.read += len(packed or b"") + len(cold or b"")
             if self.sated:
                 break
@@ -347,14 +348,14 @@ class Replay(Lines):
                 break
         return told
 
-    def told_of(self, r: Record | None) -> list[Any]:
+    def told_of(self, r: Record | None, parents: list[Any]) -> list[Any]:
         """Return a task's record in the form of the script's answer; empty if the task is unknown."""
         if r is None:
             return []
         place = "parked" if r.state == "dead" else r.place
         return [
             r.state, place, r.priority, r.attempt, r.losses, r.prior, r.handed, r.seq, r.fence, r.at, r.digest, r.verb,
-            int(r.told == "dead"), r.settled, int(bool(r.owner)),
+            int(r.told == "dead"), r.settled, int(bool(r.owner)), parents,
         ]  # fmt: skip
 
     def on_dead_letters(self, words: list[bytes], answer: Any) -> Any:

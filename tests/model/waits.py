@@ -268,6 +268,17 @@ class Waits(Upkeep):
             wait.failed = True
         return True
 
+    def parents_of(self, name: Name) -> list[Any]:
+        """Return what a blocked task waits for: what holds it, the first parents, and their number."""
+        wait = self.waits.get(name)
+        if wait is None:
+            return []
+        return [sorted(wait.dead), sorted(wait.missing)[:20], len(wait.missing)]
+
+    def held_in(self, key: str) -> int:
+        """Return the number of blocked tasks of a queue that dead letters hold."""
+        return sum(bool(wait.dead) for name, wait in self.waits.items() if name[0] == key)
+
     def keep_input(self, wait: Wait, kept: dict[int, bytes], parent: str, result: bytes) -> None:
         """Keep the result of a parent, if the child wants it."""
         place = wait.after.parents.index(parent)

@@ -65,7 +65,11 @@ async def test_what_holds_it(api: httpx2.AsyncClient, backend: MemoryBackend) ->
     async with backend.subscribe(["k"], "w") as subscription:
         (delivery,) = (await subscription.receive(9, 0)).deliveries
         await subscription.dead_letter(delivery, "broken")
-    assert (await api.get("/v1/tasks/k/child")).json()["held_by"] == [ref("parent")]
+    held = (await api.get("/v1/tasks/k/child")).json()
+    assert (held["held_by"], held["waits_for"]) == ([ref("parent")], [ref("parent")])
+    assert held["waits_for_total"] == 1
+    assert (await api.get("/v1/queues/k")).json()["blocked_on_dead"] == 1
+    assert 'taskqueue_blocked_on_dead{key="k"} 1.0' in (await api.get("/metrics")).text
     await api.post("/v1/queues/k/dead-letters/discard?confirm=k", json={"all": True})
     status = (await api.get("/v1/tasks/k/child")).json()
     assert (status["state"], status["error"], status["held_by"]) == (

@@ -121,16 +121,22 @@ def _print(queues: list[QueueStats], now: float) -> None:
     if len(queues) > 1:
         ledgers.add_section()
         ledgers.add_row("all", *_cells(total, shown), style="bold")
-    flow = make_table("queue", numbers=(*_FLOW, "oldest"), padding=0)
+    counted = [*_FLOW, *(["blocked_on_dead"] if any(map(_held, queues)) else [])]
+    titles = [name.replace("_", " ") for name in (*counted, "oldest")]
+    flow = make_table("queue", numbers=titles, padding=0)
     for stats in queues:
         oldest = stats.oldest_waiting
         age = "[dim]-" if oldest is None else f"{max(0.0, now - oldest):,.1f} s"
-        flow.add_row(stats.key, *(count(getattr(stats, name)) for name in _FLOW), age)
+        flow.add_row(stats.key, *(count(getattr(stats, name)) for name in counted), age)
     console.print(ledgers)
     console.print(flow)
     hidden = [name for name in _LEDGER if name not in shown]
     if hidden:
         console.print(f"[dim]Zero in all queues: {', '.join(hidden)}.")
+
+
+def _held(stats: QueueStats) -> bool:
+    return stats.blocked_on_dead > 0
 
 
 def _cells(ledger: Ledger, shown: list[str]) -> list[str]:

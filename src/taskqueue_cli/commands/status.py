@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from rich.markup import escape
 from taskqueue_cli.backends import ServerUrl, with_backend
 from taskqueue_cli.commands.stats import check_known, missing_queue
 from taskqueue_cli.output import AsJson, argument, console, note, option, print_fields, print_json
+from taskqueue_core.after import TaskRef
 from taskqueue_core.application.encoding import (
     Encoding,
     decoded_result,
@@ -75,7 +77,8 @@ def status(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson =
         "losses": str(task_status.losses),
         "since": format_time(task_status.updated_at),
         "due": "" if task_status.due_at is None else format_time(task_status.due_at),
-        "held by": ", ".join(f"{ref.key}/{ref.task_id}" for ref in task_status.held_by),
+        "held by": _names(task_status.held_by, len(task_status.held_by)),
+        "waits for": _names(task_status.waits_for, task_status.waits_for_total),
         "progress": "" if task_status.progress is None else str(task_status.progress),
         "reason" if task_status.state is State.DEAD else "error": readable_error(
             None, task_status.error or ""
@@ -85,6 +88,11 @@ def status(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson =
         error = readable_error(None, last.error)
         fields["last failure"] = f"{format_time(last.at)}  attempt {last.attempt}: {error}"
     print_fields(fields)
+
+
+def _names(refs: Sequence[TaskRef], total: int) -> str:
+    names = ", ".join(f"{ref.key}/{ref.task_id}" for ref in refs)
+    return f"{names} and {total - len(refs):,} more" if total > len(refs) else names
 
 
 def result(

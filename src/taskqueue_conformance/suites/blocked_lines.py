@@ -215,6 +215,24 @@ class BlockedLinesSuite(Harness, needs=(Capability.AFTER,)):
         await carry_all(bench, other)
         await bench.expect(cancelled=1, waiting=1)
 
+    @needs(Capability.CONTROL)
+    async def test_a_parent_that_runs_again(self, bench: Bench) -> None:
+        """A child of the second task with an id does not learn of the end of the first (U16)."""
+        subscription, delivery = await bench.running("parent")
+        names = [f"c{number:02}" for number in range(2 * AT_ONCE)]
+        await bench.publish(*names, after=after("parent"))
+        await carry_all(bench)
+        await subscription.ack(delivery)
+        await bench.retry(delivery.task)
+        await bench.publish("late", after=after("parent"))
+        await carry_all(bench)
+        assert await bench.state("late") is State.BLOCKED
+        taken = await bench.take(subscription, 3 * AT_ONCE)
+        assert sorted(ids(taken)) == sorted([*names, "parent"])
+        await subscription.ack(*taken)
+        await carry_all(bench)
+        assert ids(await bench.take(subscription, 9)) == ["late"]
+
     async def test_lines_are_read_by_pages(self, bench: Bench) -> None:
         """Lines are read page by page, each once, and stay until they are confirmed (U16)."""
         names = [f"c{number}" for number in range(30)]

@@ -282,6 +282,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
     def status(self) -> TaskStatus:
         """The entry as a `TaskStatus`."""
         last = self.history[-1] if self.history else None
+        after, wait = self.task.after, self.wait if self.state is State.BLOCKED else None
         return TaskStatus(
             key=self.task.key,
             task_id=self.task.id,
@@ -293,7 +294,9 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
             error=error_of(self.state or State.WAITING, self.reason, last),
             last_failure=last,
             due_at=self.at if self.state is State.SCHEDULED else None,
-            held_by=() if self.wait is None else self.wait.held_by(self.task.after),
+            held_by=() if wait is None else wait.held_by(after),
+            waits_for=() if wait is None else wait.waits_for(after),
+            waits_for_total=0 if wait is None else len(wait.missing),
         )
 
 

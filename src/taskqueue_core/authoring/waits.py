@@ -11,7 +11,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from taskqueue_core.after import INPUTS_TOO_LARGE, PARENT_ENDED, UNKNOWN_PARENT, After, TaskRef
+from taskqueue_core.after import (
+    INPUTS_TOO_LARGE,
+    PARENT_ENDED,
+    UNKNOWN_PARENT,
+    After,
+    TaskRef,
+    first_parents,
+)
 from taskqueue_core.capabilities import Line, LineKind, Report
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.task_state import State
@@ -110,6 +117,11 @@ class Wait(msgspec.Struct, kw_only=True, eq=False):
     def held_by(self, after: After | None) -> tuple[TaskRef, ...]:
         """Return the dead letters that hold the child."""
         return () if after is None else tuple(after.tasks[place] for place in self.dead)
+
+    def waits_for(self, after: After | None) -> tuple[TaskRef, ...]:
+        """Return the first of the parents that are missing, by name."""
+        missing = () if after is None else (after.tasks[place] for place in self.missing)
+        return first_parents(missing)
 
     def registrations(self, child: TaskRef, after: After, unknown: Iterable[int]) -> Iterator[Line]:
         """Yield the lines ``register``, without their ids, for the parents that the child's partition does not know."""

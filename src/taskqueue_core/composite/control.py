@@ -53,6 +53,7 @@ class JointControl(ABC):
             retried=sum(stats.retried for stats in parts),
             lost=sum(stats.lost for stats in parts),
             subscribers=max(stats.subscribers for stats in parts),
+            blocked_on_dead=sum(stats.blocked_on_dead for stats in parts),
         )
 
     async def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:

@@ -127,6 +127,7 @@ class RecordControl:
             retried=counters["retried"],
             lost=counters["lost"],
             subscribers=len(self._transitions.subscriptions.of(key)),
+            blocked_on_dead=counters["blocked_on_dead"],
         )
 
     async def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:

@@ -87,7 +87,7 @@ class Links:
         parents, last = [self._parent(ref) for ref in after.tasks], self._last()
         for place, parent in enumerate(parents):
             if parent is not None and not parent.live:
-                change = wait.hear(after, place, _look_at(parent, last, now))
+                change = self._hear(record, wait, after, place, _look_at(parent, last, now))
                 if change is not None:
                     return change
         child, unknown = ref_of(record), list[int]()
@@ -180,16 +180,30 @@ class Links:
         if after is None or wait is None or report.parent not in after.tasks:
             return
         seen = Seen(report.state, report.version, report.result)
-        change = wait.hear(after, after.tasks.index(report.parent), seen)
+        change = self._hear(child, wait, after, after.tasks.index(report.parent), seen)
         if change is None:
             self._store.save(child)
         else:
             self._unblock(child, change, now)
 
+    def _hear(
+        self, child: Record, wait: Wait, after: After, place: int, seen: Seen
+    ) -> Change | None:
+        """Record what was reported of a parent, and count the child if a dead letter holds it now, or no longer."""
+        held = bool(wait.dead)
+        change = wait.hear(after, place, seen)
+        self._count_held(child, bool(wait.dead) - held)
+        return change
+
+    def _count_held(self, child: Record, by: int) -> None:
+        if by:
+            self._store.count(child.task.key, "blocked_on_dead", by)
+
     def _forget(self, child: Record) -> None:
         """Remove the notes of a child that is blocked no longer."""
         after, wait = child.task.after, child.wait
         if after is not None and wait is not None:
+            self._count_held(child, -bool(wait.dead))
             for place, parent in enumerate(after.tasks):
                 self._store.drop_link(_name_of(parent, wait.note(ref_of(child), after, place)))
 

@@ -32,4 +32,6 @@ for _, name in ipairs({'waiting', 'in_flight', 'published', 'delivered', 'done'}
   counters[#counters + 1] = name
   counters[#counters + 1] = text(q[name])
 end
+counters[#counters + 1] = 'blocked_on_dead'
+counters[#counters + 1] = text(call('ZCARD', q.name .. '/blocked_on_dead'))
 return {counters, oldest and text(math.min(oldest, now)) or '', call('HGET', PARTITION .. ':subs', q.key) or '0'}

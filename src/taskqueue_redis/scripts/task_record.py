@@ -69,12 +69,13 @@ def status_of(key: str, task_id: str, reply: list[Any]) -> TaskStatus | None:
     """Parse the answer of the script ``status`` for one task; return None if the task is unknown."""
     if not reply:
         return None
-    packed, in_flight, cold, progress, due, held_by = reply
+    packed, in_flight, cold, progress, due, blocked = reply
     record = record_of(packed)
     if record is None:
         return None
     history, reason = _cold(cold)
     last = history[-1] if history else None
+    held_by, waits_for, total = blocked or ((), (), 0)
     state = State.IN_FLIGHT if in_flight else record.state
     return TaskStatus(
         key=key,
@@ -87,7 +88,9 @@ def status_of(key: str, task_id: str, reply: list[Any]) -> TaskStatus | None:
         error=error_of(state, reason, last),
         last_failure=last,
         due_at=None if due is None else float(due) / 1_000_000,
-        held_by=tuple(sorted(map(_ref, held_by or ()), key=name_of)),
+        held_by=tuple(sorted(map(_ref, held_by), key=name_of)),
+        waits_for=tuple(map(_ref, waits_for)),
+        waits_for_total=total,
     )
 
 

@@ -107,11 +107,15 @@ def of_queue(
     name, names = state_of(reading, flows=window.published > 0 or window.done > 0)
     busy = f"{count(ledger.in_flight)} / {count(settings.max_inflight or 0)}"
     full = f"{count(ledger.waiting)} / {count(settings.capacity or 0)}"
+    held = reading.stats.blocked_on_dead
     return {
         f"q.{key}.state": names,
         f"@q.{key}.state": name,
         f"q.{key}.waiting": full if settings.capacity else count(ledger.waiting),
-        f"q.{key}.blocked": count(ledger.blocked),
+        f"q.{key}.blocked": f"{count(ledger.blocked)} ({count(held)} held)"
+        if held
+        else count(ledger.blocked),
+        f"q.{key}.blocked_on_dead": count(held),
         f"q.{key}.scheduled": count(ledger.scheduled),
         f"q.{key}.in_flight": busy if settings.max_inflight else count(ledger.in_flight),
         f"q.{key}.oldest": age(reading.stats.oldest_waiting, snapshot.at),

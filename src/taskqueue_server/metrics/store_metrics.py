@@ -137,6 +137,7 @@ def _summed(others: Sequence[QueueStats]) -> QueueStats:
         ledger=ledger,
         oldest_waiting=min((o.oldest_waiting for o in others if o.oldest_waiting), default=None),
         subscribers=sum(item.subscribers for item in others),
+        blocked_on_dead=sum(item.blocked_on_dead for item in others),
     )
 
 
@@ -195,6 +196,10 @@ def _gauges(rows: Sequence[QueueStats], shown: VisibleStatistics, now: float) ->
             lambda stats: (
                 sum(map(_unclaimed, shown.others)) if stats.key == OTHER else int(_unclaimed(stats))
             ),
+        ),
+        "taskqueue_blocked_on_dead": (
+            "Blocked tasks that dead letters hold until they are redriven or discarded.",
+            lambda stats: stats.blocked_on_dead,
         ),
         "taskqueue_queue_imbalance_tasks": (
             "Published tasks minus all tasks accounted for; should be 0.",

@@ -1,7 +1,7 @@
 -- Tasks that wait for others. A blocked task is in `/blocked`, by its sequence number, and its body in `/b`. `/w:` and its
 -- id is a hash: `state` (packed, see `admit`), a field per missing parent with the place of its result among the inputs,
 -- ":" and the version that was reported last, and `iN`, the inputs. If the task has inputs, the hash is kept until the task
--- has ended, with `inputs`, their number, instead of `state`.
+-- has ended, with `inputs`, their number, instead of `state`. `/blocked_on_dead`: those that a dead letter holds.
 local waits = nil
 
 -- The functions are created on demand, because creating them would slow down scripts that do not need them.
@@ -78,6 +78,12 @@ local function waiting()
     return cold
   end
 
+  -- Adds a blocked task to the index of those that a dead letter holds, or removes it. Returns whether that changed it.
+  function waits.list_held(q, id, s)
+    if next(s.d) then return call('ZADD', q.name .. '/blocked_on_dead', 0, id) == 1 end
+    return call('ZREM', q.name .. '/blocked_on_dead', id) == 1
+  end
+
   local function is_met(s) return (s.n == 0 or s.f) and not s.b end
 
   -- Does what follows from what is known about the parents of a task that is nowhere and does not count as fresh. Returns
@@ -150,6 +156,7 @@ local function waiting()
     if q.sorted then count_fresh(q, r) end
     call('HSET', q.name .. '/b', id, body)
     call('ZADD', q.name .. '/blocked', text(r.seq), id)
+    if next(s.d) then waits.list_held(q, id, s) end
     add(q, 'blocked', 1)
     q.fresh = q.fresh + 1
     return 'blocked'
@@ -191,7 +198,9 @@ local function waiting()
     local kept = call('HGET', name, parent)
     local place, last = string.match(kept or '-', '^(%d*):?(%d*)$')
     if not place or version < (tonumber(last) or 0) then return end
-    if not count_end(s, parent, state) then
+    local held, ended = next(s.d), count_end(s, parent, state)
+    if held or next(s.d) then waits.list_held(q, id, s) end
+    if not ended then
       call('HSET', name, parent, place .. ':' .. text(version), 'state', cmsgpack.pack(s))
       return
     end

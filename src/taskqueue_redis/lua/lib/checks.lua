@@ -120,6 +120,7 @@ local function check_record(q, id, packed)
     if body then put_in_index(q, id, r, body) elseif at then r = rebuilt(q, id, unpack(at, 1, 7)) end
   end
   local s = r and r.state == BLOCKED and unpack_wait(call('HGET', q.name .. '/w:' .. id, 'state'))
+  if s and waiting().list_held(q, id, s) then note_damage(q, id) end
   if s then waiting().ask_again(q, id, s) elseif r and r.state == BLOCKED then begin_again(q, id, r) end
   if r and q.keyed then check_key(q, id, r) end
   if not r or r.entity == '' or not is_live(r) then return end
@@ -179,6 +180,17 @@ local function check_keys(q)
   end
 end
 
+-- Checks some tasks that a dead letter holds. One that is not blocked is removed from their index.
+local function check_held(q)
+  local some = call('ZRANDMEMBER', q.name .. '/blocked_on_dead', 20)
+  for i = 1, #some do
+    if not call('ZSCORE', q.name .. '/blocked', some[i]) then
+      call('ZREM', q.name .. '/blocked_on_dead', some[i])
+      note_damage(q, some[i])
+    end
+  end
+end
+
 -- Checks some records of a queue, continuing where the last call ended: more of them if it found damage, and fewer if
 -- their bodies are large. Returns how many.
 local function check_some(q)
@@ -196,6 +208,7 @@ local function check_some(q)
   check_members(q, '/dead', DEAD, PARKED)
   check_members(q, '/blocked', BLOCKED, PARKED)
   check_members(q, '/J', WAITING, HELD)
+  check_held(q)
   local found_some = noted_damages > before
   local next = (at > #records and page[1] or cursor or '0') .. ':' .. (found_some and '500' or page[1] == '0' and '50' or count or '50')
   if next ~= '0:50' then

@@ -155,6 +155,7 @@ local function abandon(q, id)
   call('HDEL', q.name .. '/x', id)
   call('ZREM', q.name .. '/e', id)
   call('UNLINK', q.name .. '/w:' .. id)
+  call('ZREM', q.name .. '/blocked_on_dead', id)
   local name = q.key .. '/' .. id
   if children_of(name, nil, 1)[1] then keep_end(name, UNKNOWN_PARENT, next_number()) end
 end

@@ -69,6 +69,7 @@ local function withdraw(q, r, id, unread)
     add(q, 'scheduled', -1)
   elseif r.state == BLOCKED then
     call('ZREM', q.name .. '/blocked', id)
+    call('ZREM', q.name .. '/blocked_on_dead', id)
     body = drop_body(q, id, unread)
     add(q, 'blocked', -1)
   elseif r.place == HELD then

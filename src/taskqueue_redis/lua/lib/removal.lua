@@ -34,7 +34,7 @@ end
 -- Deletes the keys of a queue without tasks. If it has settings, these and its counters are kept, except with `all`.
 local function remove(q, all)
   local names, fields = {}, {'large', 'idle', 'purging', 'purged', 'check', 'unique'}
-  for _, set in ipairs({'b', 'd', 'e', 'dead', 'blocked', 'x', 'p', 'o', 'k', 'l', 'a', 'm', 'v', 'T', 'u', 'h', 'J', 'K', 'U'}) do
+  for _, set in ipairs({'b', 'd', 'e', 'dead', 'blocked', 'blocked_on_dead', 'x', 'p', 'o', 'k', 'l', 'a', 'm', 'v', 'T', 'u', 'h', 'J', 'K', 'U'}) do
     names[#names + 1] = q.name .. '/' .. set
   end
   for priority = 0, 9 do

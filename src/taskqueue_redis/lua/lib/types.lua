@@ -34,7 +34,7 @@ end
 local function check_queue_types(name, some)
   local found = check_types(name, 'hash', {'', '/t', '/b', '/x', '/p', '/o', '/a', '/T', '/W', '/h', '/K'})
   found = check_types(name, 'string', {'/n', '/f'}) or found
-  found = check_types(name, 'zset', {'/e', '/k', '/d', '/dead', '/blocked', '/m', '/u', '/v', '/J', '/U'}) or found
+  found = check_types(name, 'zset', {'/e', '/k', '/d', '/dead', '/blocked', '/blocked_on_dead', '/m', '/u', '/v', '/J', '/U'}) or found
   found = check_types(name, 'list', {'/l'}) or found
   local blocked = call('ZRANDMEMBER', name .. '/blocked', math.max(1, math.min(some, left)))
   left = left - #blocked
