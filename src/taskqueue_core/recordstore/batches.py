@@ -3,6 +3,7 @@
 The store keeps these links, where a batch is its key, "/" and its id:
 
 - ``count BATCH``: the count of the members of a batch.
+- ``asked BATCH``: the number of the last line ``close`` of a batch that asked again.
 - ``complete TIME BATCH``: a batch that was complete at that time, to be forgotten.
 - ``partition``: the name of the partition.
 
@@ -97,12 +98,20 @@ class Batches:
             self._ask_to_close(batch, now)
         return tally is not None
 
+    def ask_again(self, record: Record, now: float) -> None:
+        """Ask all partitions of a closed batch again for their counts, unless the line that asks is still there."""
+        batch, tally = record.task.batch, record.tally
+        if batch is None or tally is None or not tally.sealed:
+            return
+        if self._store.load_link(_asked(batch)) is None:
+            self._store.save_link(_asked(batch), self._ask_to_close(batch, now).encode())
+
     def _blocked(self, batch: TaskRef) -> Record | None:
         record = self._store.load(batch.key, batch.task_id)
         return record if record is not None and record.state is State.BLOCKED else None
 
-    def _ask_to_close(self, batch: TaskRef, now: float) -> None:
-        self._add(Line(id="", kind=LineKind.CLOSE, parent=batch), now)
+    def _ask_to_close(self, batch: TaskRef, now: float) -> str:
+        return self._add(Line(id="", kind=LineKind.CLOSE, parent=batch), now)
 
     def seal(self, batch: TaskRef, now: float) -> Count:
         """Accept no more members of a batch, and return its count."""
@@ -121,7 +130,9 @@ class Batches:
             self._unblock(record, change, now)
 
     def confirmed(self, line: Line) -> None:
-        """Forget the id of a line ``count`` that was confirmed."""
+        """Forget the id of a line ``count`` or ``close`` that was confirmed."""
+        if self._store.load_link(_asked(line.parent)) == line.id.encode():
+            self._store.drop_link(_asked(line.parent))
         counted = self._counted(line.parent)
         if counted.line == line.id:
             counted.line = None
@@ -172,6 +183,10 @@ class Batches:
 
 def _name_of(batch: TaskRef) -> str:
     return f"count {batch.key}/{batch.task_id}"
+
+
+def _asked(batch: TaskRef) -> str:
+    return f"asked {batch.key}/{batch.task_id}"
 
 
 def _stamp(at: float) -> str:

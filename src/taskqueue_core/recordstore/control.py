@@ -219,16 +219,19 @@ class RecordControl:
         for _ in range(_PASS):
             with self._transitions.step() as now:
                 alarms = self._transitions.store.alarms(now, STEP)
-                for found in alarms:
+                self._transitions.links.asked = 0
+                for found, state in [(record, record.state) for record in alarms]:
                     record = self._transitions.present(found)
-                    if record is None or (record is not found and not record.live):
-                        continue  # it has ended in this step
+                    if record is None or record.state is not state:
+                        continue  # another task has ended in this step, and has released it or let it end
                     if record.ended:
                         self._transitions.store.drop(record)
                         forgotten += 1
                     elif record.overdue(now):
                         self._transitions.move(record, State.EXPIRED, now)
                         expired.append(record.expired)
+                    elif record.state is State.BLOCKED:
+                        self._transitions.links.ask_again(record, now)
                     elif self._transitions.promote_one(record, now):
                         recovered += 1
                     else:

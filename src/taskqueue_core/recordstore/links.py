@@ -6,6 +6,7 @@ A store is one partition. It keeps these links by name, where a task is its key,
 - ``rest PARENT VERSION``: a change of a parent that is not yet reported to all of its children.
 - ``line NUMBER``: a line that was not confirmed.
 - ``end PARENT CHILD ENTRY``: the number of the last line ``end`` for a child.
+- ``asked PARENT CHILD ENTRY``: the number of the last line ``register`` of a child that asked again.
 - ``number``: the last number of a line or a version.
 """
 
@@ -31,6 +32,10 @@ _PAGE_BYTES = 4 * 1024 * 1024
 _READ = 16
 """number of links that are read at once"""
 _DIGITS = 20
+ASK_AFTER = 3600.0
+"""seconds after which a blocked task asks again for its parents"""
+_ASKED = 1000
+"""number of parents after which the other tasks ask in the next step"""
 _encode = msgspec.msgpack.encode
 
 
@@ -78,6 +83,8 @@ class Links:
         """number of children that may still be informed directly"""
         self.written = False
         """whether a line was written; the caller resets it"""
+        self.asked = 0
+        """number of parents that were asked for again; the caller resets it at the beginning of a step"""
 
     # A child is published
 
@@ -106,12 +113,42 @@ class Links:
         return None if found is None or found.replaced is not None else found
 
     def _note(self, parent: Record, note: Note, last: int) -> None:
-        name = _name_of(ref_of(parent), note)
+        name = _name_of("note", ref_of(parent), note)
         if self._store.load_link(name) is None:
             self._store.save_link(name, _encode(_Kept(last, note.wants_result)))
         if not parent.linked:
             parent.linked = True
             self._store.save(parent)
+
+    def ask_again(self, record: Record, now: float) -> None:
+        """Let a blocked task look at its parents again, because notes or lines may be lost, as in a restored copy."""
+        after, wait = record.task.after, record.wait
+        if self.asked >= _ASKED:
+            return
+        record.ask_at = now + ASK_AFTER
+        self._store.save(record)
+        self.batches.ask_again(record, now)
+        if after is None or wait is None:
+            return
+        child, last, unknown = ref_of(record), self._number(now), list[int]()
+        self.asked += len(wait.missing)
+        for place in tuple(wait.missing):
+            ref, note = after.tasks[place], wait.note(child, after, place)
+            parent = self._parent(ref)
+            if self._store.load_link(_name_of("end", ref, note)) is not None:
+                continue
+            if parent is None:
+                unknown.append(place)
+                continue
+            if not parent.ended:
+                self._note(parent, note, last)
+            self._tell(record, report_of(ref, note, _look_at(parent, last, now)), now)
+            if record.state is not State.BLOCKED:
+                return
+        for line in wait.registrations(child, after, unknown):
+            name = _name_of("asked", line.parent, note_of(line))
+            if self._store.load_link(name) is None:
+                self._store.save_link(name, self.add(line, now).encode())
 
     # A parent changes, or a child ends
 
@@ -205,7 +242,8 @@ class Links:
         if after is not None and wait is not None:
             self._count_held(child, -bool(wait.dead))
             for place, parent in enumerate(after.tasks):
-                self._store.drop_link(_name_of(parent, wait.note(ref_of(child), after, place)))
+                note = wait.note(ref_of(child), after, place)
+                self._store.drop_link(_name_of("note", parent, note))
 
     # Lines
 
@@ -226,8 +264,8 @@ class Links:
         return number
 
     def _add_end(self, report: Report, now: float) -> None:
-        number = self.add(line_of(report), now)
-        self._store.save_link(_end_of(line_of(report)), number.encode())
+        line = line_of(report)
+        self._store.save_link(_sent(line), self.add(line, now).encode())
 
     def page(self, limit: int, after: str, now: float) -> tuple[Line, ...]:
         """Return lines with ids after ``after``. First write lines for children that were not informed directly."""
@@ -272,10 +310,10 @@ class Links:
     def confirm(self, line: Line) -> None:
         """Delete a line."""
         self._store.drop_link(f"line {line.id}")
-        if line.kind is LineKind.COUNT:
+        if line.kind in (LineKind.COUNT, LineKind.CLOSE):
             self.batches.confirmed(line)
-        elif line.kind is LineKind.END and self._store.load_link(_end_of(line)) == line.id.encode():
-            self._store.drop_link(_end_of(line))
+        elif line.child and self._store.load_link(_sent(line)) == line.id.encode():
+            self._store.drop_link(_sent(line))
 
     def register(self, line: Line, now: float) -> Report:
         """Note a child at its parent."""
@@ -284,7 +322,7 @@ class Links:
             if not parent.ended:
                 self._note(parent, note, last)
             return report_of(line.parent, note, _look_at(parent, last, now))
-        number = self._store.load_link(_end_of(line))
+        number = self._store.load_link(_name_of("end", line.parent, note))
         if number is not None and (found := self._store.load_link(f"line {number.decode()}")):
             end = msgspec.msgpack.decode(found, type=Line)
             return report_of(line.parent, note, Seen(end.state, end.version, end.result))
@@ -323,9 +361,10 @@ def _within(kind: str, parent: TaskRef) -> tuple[str, str]:
     return f"{kind} {_text(parent)} ", f"{kind} {_text(parent)}!"
 
 
-def _name_of(parent: TaskRef, note: Note) -> str:
-    return f"note {_text(parent)} {_text(note.child)} {note.entry}"
+def _name_of(kind: str, parent: TaskRef, note: Note) -> str:
+    return f"{kind} {_text(parent)} {_text(note.child)} {note.entry}"
 
 
-def _end_of(line: Line) -> str:
-    return _name_of(line.parent, note_of(line)).replace("note", "end", 1)
+def _sent(line: Line) -> str:
+    """Return the name of the link that has the number of a line ``end``, or of one with which a child asked again."""
+    return _name_of("end" if line.kind is LineKind.END else "asked", line.parent, note_of(line))

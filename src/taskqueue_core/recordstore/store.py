@@ -32,6 +32,8 @@ class Record(Entry, kw_only=True, eq=False):
     """whether other tasks wait for this one"""
     tally: Tally | None = None
     """what a blocked batch knows of its members"""
+    ask_at: float = 0.0
+    """time at which a blocked task asks again for the states of its parents, in Unix seconds"""
 
     @property
     def due(self) -> float | None:
@@ -54,10 +56,14 @@ class Record(Entry, kw_only=True, eq=False):
 
     @property
     def alarm(self) -> float | None:
-        """The next time at which the task becomes due, is lost, expires or can be deleted; ``None`` means never."""
+        """The next time at which the task becomes due, is lost, expires, can be deleted or asks for its parents.
+
+        ``None`` means never.
+        """
         if self.ended:
             return self.forget_at
-        times = (self.due, self.task.deadline if self.live else None)
+        asks = self.ask_at if self.state is State.BLOCKED else None
+        times = (self.due, asks, self.task.deadline if self.live else None)
         return min((time for time in times if time is not None), default=None)
 
     def overdue(self, now: float) -> bool:

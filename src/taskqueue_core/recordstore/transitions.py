@@ -16,7 +16,7 @@ from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import Clock
 from taskqueue_core.errors import BackendUnavailable, TaskQueueError
 from taskqueue_core.rate_limit import bucket_after
-from taskqueue_core.recordstore.links import Links
+from taskqueue_core.recordstore.links import ASK_AFTER, Links
 from taskqueue_core.recordstore.notify import ByKey, Hints, RecordRoomSignal
 from taskqueue_core.recordstore.store import Record, RecordStore
 from taskqueue_core.tasks import State, Task
@@ -157,6 +157,7 @@ class Transitions:
         if change == _RELEASED:
             self.release(record, now)
             return
+        record.ask_at = now + ASK_AFTER
         self.move(record, State.BLOCKED, now)
         if change is not None:
             self._unblock(record, change, now)
