@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from taskqueue_core.after import UNKNOWN_PARENT
-from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.capabilities import QueueSettings, StoredSchedule
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.tasks import State, Task
 from taskqueue_core.uniqueness import UniqueKey
@@ -204,20 +204,21 @@ async def test_a_damaged_line(
 
 
 async def test_a_store_of_an_earlier_version(redis_server: RedisServer, redis_prefix: str) -> None:
-    """U16: a server that does not know blocked tasks and lines refuses a store that has some, by its layout."""
+    """U12, U13, U16: a server that does not know blocked tasks, lines, schedules or unique keys refuses their store."""
     async with opened(redis_server.url, redis_prefix) as backend:
-        await publish(backend, Task(key=KEY, id="c", after=after("p")))
+        unique = UniqueKey(key="u")
+        await publish(backend, Task(key=KEY, id="c", after=after("p", key=FAR), unique=unique))
+        await backend.schedules.put(StoredSchedule(name="s", key=KEY, spec=b"{}", next_at=None))
         meta = f"{partition_of(backend, KEY)}:meta"
     assert redis_server.call("HGET", meta, "layout") == b"8"
-    for layout in (
-        "7",
-        "9",
-    ):  # this server stands for the earlier one, or for one that meets the store of a later one
+    # This server stands for an earlier one, which meets a later store, and meets the stores of earlier ones.
+    for layout in ("6", "7", "9"):
         redis_server.call("HSET", meta, "layout", layout)
         async with opened(redis_server.url, redis_prefix) as backend:
             health = await backend.health()
         assert not health.ok
-        assert f"layout {layout}" in str(health.details["error"])
+        said = str(health.details["error"])
+        assert f"has layout {layout}, but this version writes 8: use the version that wrote" in said
 
 
 async def test_replaced_parents(backend: RedisBackend) -> None:

@@ -148,15 +148,3 @@ async def test_the_index_does_not_grow(redis_server: RedisServer, redis_prefix: 
             await clock.advance(400)
             await backend.control.maintain()
         assert not redis_server.call("EXISTS", f"{name}/K", f"{name}/U", f"{name}/t")
-
-
-async def test_a_store_of_an_earlier_version(redis_server: RedisServer, redis_prefix: str) -> None:
-    """U12: a server that does not know unique keys, or one that does on an older store, refuses it by name."""
-    async with opened(redis_server.url, redis_prefix) as backend:
-        await _offer(backend, _unique("t1", "k"))
-        meta = f"{name_of(backend).partition(':q:')[0]}:meta"
-    redis_server.call("HSET", meta, "layout", "6")
-    async with opened(redis_server.url, redis_prefix) as backend:
-        health = await backend.health()
-    assert not health.ok
-    assert "layout 6" in str(health.details["error"])

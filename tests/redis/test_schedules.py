@@ -8,9 +8,7 @@ import pytest
 
 from taskqueue_core.capabilities import Fire, Run, StoredSchedule
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.consumer.firing import fire_due
 from taskqueue_core.errors import BackendUnavailable
-from taskqueue_core.schedules import Every, Schedule, Spec, TaskTemplate
 from taskqueue_core.tasks import Published, Refusal, Task
 from taskqueue_redis import RedisBackend
 from tests.redis.backends import opened
@@ -178,25 +176,3 @@ async def test_partitions(redis_server: RedisServer, redis_prefix: str) -> None:
             f"{name}.1" for name in names[::-1]
         ]
         assert (await backend.schedules.due(30)).schedules == ()
-
-
-async def test_restored_copy(make_server: MakeServer, redis_prefix: str) -> None:
-    """U13: a restored copy fires again, as missed, the instants since the copy, and knows nothing of later changes."""
-    clock = ManualClock(START)
-    schedule = Schedule("s", Every(600), TaskTemplate(key="q"), "all", late=7200, overlap="allow")
-    with make_server() as server:
-        async with opened(server.url, redis_prefix, clock=clock) as backend:
-            at = START - START % 600 + 600
-            await put(backend, "s", spec=Spec(schedule=schedule).encode(), next_at=at)
-            copy = {key: server.call("DUMP", key) for key in server.call("KEYS", "*")}
-            await clock.advance(3600)
-            await fire_due(backend.schedules, set())
-            assert (await backend.control.ledger("q")).published == 6
-            await put(backend, "later", spec=Spec(schedule=schedule).encode())
-            server.call("FLUSHALL")
-            for key, value in copy.items():
-                server.call("RESTORE", key, 0, value)
-        async with opened(server.url, redis_prefix, clock=clock) as backend:
-            await fire_due(backend.schedules, set())
-            assert (await backend.control.ledger("q")).published == 6
-            assert [one.name for one in await backend.schedules.list()] == ["s"]
