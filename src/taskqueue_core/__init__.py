@@ -3,7 +3,7 @@
 from taskqueue_core.after import After, TaskRef
 from taskqueue_core.application.applying import Applied, Difference
 from taskqueue_core.application.batch import Batch
-from taskqueue_core.application.call import Call, Middleware
+from taskqueue_core.application.call import Call
 from taskqueue_core.application.codecs import Codec, CodecChain, Fernet, Zlib
 from taskqueue_core.application.context import Context
 from taskqueue_core.application.declared_schedules import AppliedSchedule, ScheduleChange
@@ -23,9 +23,11 @@ from taskqueue_core.application.errors import (
     WouldBlock,
 )
 from taskqueue_core.application.handles import Handle, SyncHandle, as_completed, gather
+from taskqueue_core.application.middleware import Middleware
 from taskqueue_core.application.policies import QueueLimits
 from taskqueue_core.application.registry import Tasks
 from taskqueue_core.application.rules import Reject, Retry, Snooze
+from taskqueue_core.application.running_workflow import RunningWorkflow
 from taskqueue_core.application.task_function import TaskFunction
 from taskqueue_core.application.workflow import Workflow, chain, group
 from taskqueue_core.application.workflow_handle import SyncWorkflowHandle, WorkflowHandle
@@ -98,6 +100,7 @@ __all__ = [
     "ResultGone",
     "Retry",
     "RetryPolicy",
+    "RunningWorkflow",
     "Schedule",
     "ScheduleChange",
     "ScheduleStatus",

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
+from taskqueue_core.after import TaskRef
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import control_of, dead_letters_of, dependencies_of
 from taskqueue_core.concurrency import gather_all
-from taskqueue_core.errors import InvalidInput
+from taskqueue_core.consumer.carrier import register
+from taskqueue_core.errors import IdConflict, InvalidInput
 from taskqueue_core.limits import kind_of
-from taskqueue_core.tasks import Confirmation, Task, TaskStatus, new_id
+from taskqueue_core.tasks import Confirmation, Task, new_id
+from taskqueue_core.workflow_graph import read_graph
 from taskqueue_core.workflows import (
     WORKFLOWS,
-    Stored,
+    InvalidWorkflow,
     WorkflowState,
     WorkflowStatus,
     WorkflowStep,
+    added_steps,
+    addition_id,
+    cancel_id,
     cancel_task,
     check_workflow_id,
     checked_steps,
     manifest_tasks,
-    part_ids,
-    read_stored,
-    step_id,
-    steps_in,
+    workflow_of,
 )
 
 __all__ = ["QueueWorkflows", "ServedWorkflows"]
@@ -40,6 +43,9 @@ class ServedWorkflows(Protocol):
 
     async def put_workflow(self, workflow: str, steps: Sequence[WorkflowStep]) -> Confirmation:
         """Store a workflow."""
+
+    async def add_steps(self, by: TaskRef, steps: Sequence[WorkflowStep]) -> Confirmation:
+        """Store the steps that a step adds."""
 
     async def workflow_status(self, workflow: str) -> WorkflowStatus | None:
         """Return what became of a workflow; ``None`` if it is not known."""
@@ -89,14 +95,75 @@ class QueueWorkflows:
         """
         workflow = new_id() if id is None else id
         check_workflow_id(workflow)
-        for step in steps:
-            if not isinstance(step, WorkflowStep):
-                raise InvalidInput("steps", kind_of(step), "items that are a WorkflowStep")
+        _check_types(steps)
         sorted_steps = checked_steps(steps)
         tasks = manifest_tasks(workflow, sorted_steps)
         if (served := self._served()) is not None:
             return self._accepted(await served.put_workflow(workflow, sorted_steps))
         self.demand()
+        return await self._store(tasks)
+
+    async def add(self, steps: Sequence[WorkflowStep], *, by: TaskRef) -> Confirmation:
+        """Store the steps that a running step adds to its workflow. They are published once that step is done.
+
+        ``by``: the task of that step, which can add steps once; the same steps again change nothing. The name of each
+        is that of ``by``, a colon and its own. In ``after`` they have the names of one another, and other tasks.
+
+        Raises `InvalidWorkflow` before anything is stored, also if the step has ended or the workflow is cancelled,
+        `IdConflict` if the step has added other steps, and `PublishUnconfirmed`.
+        """
+        workflow = workflow_of(by)
+        check_workflow_id(workflow)
+        _check_types(steps)
+        tasks = manifest_tasks(workflow, added_steps(by, steps), by)
+        if (served := self._served()) is not None:
+            return self._accepted(await served.add_steps(by, steps))
+        self.demand()
+        await self._demand_room(workflow, by, steps)
+        try:
+            confirmation = await self._store(tasks)
+        except IdConflict:
+            raise IdConflict(
+                f"the step {by.task_id!r} has added other steps in an earlier run: a handler that runs again must add "
+                "the same steps",
+                task_id=by.task_id,
+            ) from None
+        # Otherwise, the step could end and be forgotten before it is known that this task waits for it.
+        await register(dependencies_of(self._backend), tasks[-1:])
+        return confirmation
+
+    async def _demand_room(self, workflow: str, by: TaskRef, steps: Sequence[WorkflowStep]) -> None:
+        """Raise `InvalidWorkflow` unless a step may add steps, or has added some."""
+        control = control_of(self._backend)
+        main, cancelled, added = await control.statuses(
+            WORKFLOWS, workflow, cancel_id(workflow), addition_id(by)
+        )
+        if added is not None:
+            return
+        if main is None:
+            raise InvalidWorkflow(
+                "by", "a step of a workflow that is not known", "a step of a workflow that is known"
+            )
+        if cancelled is not None:
+            raise InvalidWorkflow(
+                "by", "a step of a workflow that is cancelled", "a step of one that is not"
+            )
+        own = {
+            parent: step.name
+            for step in steps
+            for parent in step.others
+            if parent.task_id.rpartition(".")[0] == workflow
+        }
+        found = await gather_all(control.statuses(each.key, each.task_id) for each in (by, *own))
+        adding, *parents = [status for (status,) in found]
+        if adding is None or not adding.state.live:
+            raise InvalidWorkflow("by", "a step that is not known or has ended", "a running step")
+        for name, parent in zip(own.values(), parents, strict=True):
+            if parent is None:
+                got = "a step that the workflow does not have in this queue"
+                raise InvalidWorkflow(f"steps.{name}.after", got, "steps that it has")
+
+    async def _store(self, tasks: Sequence[Task]) -> Confirmation:
         for part in await self._publish(tasks[:-1]):
             self._accepted(part)
         (confirmation,) = await self._publish(tasks[-1:])
@@ -108,37 +175,12 @@ class QueueWorkflows:
         if (served := self._served()) is not None:
             return await served.workflow_status(workflow)
         self.demand()
-        control = control_of(self._backend)
-        (task,) = await control.statuses(WORKFLOWS, workflow)
-        if task is None:
+        graph = await read_graph(
+            control_of(self._backend), dead_letters_of(self._backend), workflow
+        )
+        if graph is None:
             return None
-        steps = await self.steps(workflow)
-        by_key: dict[str, list[str]] = {}
-        for step in steps:
-            by_key.setdefault(step.key, []).append(step_id(workflow, step.name))
-        answers = await gather_all(control.statuses(key, *ids) for key, ids in by_key.items())
-        found: Mapping[tuple[str, str], TaskStatus | None] = {
-            (key, task_id): status
-            for (key, ids), statuses in zip(by_key.items(), answers, strict=True)
-            for task_id, status in zip(ids, statuses, strict=True)
-        }
-        statuses = [found[step.key, step_id(workflow, step.name)] for step in steps]
-        return WorkflowStatus.of(workflow, task, steps, statuses)
-
-    async def steps(self, workflow: str) -> Sequence[WorkflowStep]:
-        """Return the steps of a workflow, without their payloads; none if they are not all published."""
-        control = control_of(self._backend)
-        (text,) = await control.results(WORKFLOWS, workflow)
-        dead = None
-        if text is None:
-            dead = await dead_letters_of(self._backend).get(WORKFLOWS, workflow)
-            if dead is None:
-                return ()
-        stored: Stored = read_stored(dead.task.payload if text is None and dead else text or b"")
-        if not stored.parts:
-            return stored.steps
-        parts = await control.results(WORKFLOWS, *part_ids(workflow, stored.parts))
-        return () if None in parts else steps_in([part for part in parts if part is not None])
+        return WorkflowStatus.of(workflow, graph.main, graph.steps, graph.statuses, graph.additions)
 
     async def cancel(self, workflow: str) -> bool:
         """Cancel a workflow: what is blocked or waiting ends as cancelled, and what runs is revoked.
@@ -167,3 +209,9 @@ class QueueWorkflows:
                 return await self.get(workflow)
             await asyncio.sleep(pause)
             pause = min(pause * _GROWTH, _LONGEST_PAUSE)
+
+
+def _check_types(steps: Sequence[WorkflowStep]) -> None:
+    for step in steps:
+        if not isinstance(step, WorkflowStep):
+            raise InvalidInput("steps", kind_of(step), "items that are a WorkflowStep")

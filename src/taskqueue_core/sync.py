@@ -20,6 +20,7 @@ from weakref import WeakSet
 
 from typing_extensions import Unpack
 
+from taskqueue_core.after import TaskRef
 from taskqueue_core.backend import Backend
 from taskqueue_core.errors import ConfigurationError, TaskQueueError
 from taskqueue_core.queue import PublishOptions, Queue, connect
@@ -307,6 +308,10 @@ class SyncWorkflows:
     def put(self, steps: Sequence[WorkflowStep], *, id: str | None = None) -> Confirmation:  # noqa: A002 - as in `Task`
         """Store a workflow; see `QueueWorkflows.put`."""
         return self._loop.call(self._workflows.put(steps, id=id))
+
+    def add(self, steps: Sequence[WorkflowStep], *, by: TaskRef) -> Confirmation:
+        """Store the steps that a running step adds; see `QueueWorkflows.add`."""
+        return self._loop.call(self._workflows.add(steps, by=by))
 
     def get(self, workflow: str) -> WorkflowStatus | None:
         """Return what became of a workflow; see `QueueWorkflows.get`."""

@@ -7,9 +7,16 @@ from typing import Any
 
 import msgspec
 
+from taskqueue_core.after import TaskRef
 from taskqueue_core.server_address import path
 from taskqueue_core.tasks import Confirmation, Published
-from taskqueue_core.workflows import WORKFLOWS, WorkflowStatus, WorkflowStep
+from taskqueue_core.workflows import (
+    WORKFLOWS,
+    WorkflowStatus,
+    WorkflowStep,
+    addition_id,
+    workflow_of,
+)
 from taskqueue_remote.client import HttpClient
 from taskqueue_remote.problems import problem_of
 
@@ -36,6 +43,14 @@ class RemoteWorkflows:
         body: dict[str, Any] = {"id": workflow, "steps": steps}
         found = await self._client.ask("POST", "/v1/workflows", _Confirmed, body=body)
         return Confirmation(key=WORKFLOWS, task_id=found.id, status=found.status)
+
+    async def add_steps(self, by: TaskRef, steps: Sequence[WorkflowStep]) -> Confirmation:
+        """Store the steps that a step adds."""
+        workflow = workflow_of(by)
+        body: dict[str, Any] = {"by": by, "steps": steps}
+        url = path("workflows", workflow, "steps")
+        found = await self._client.ask("POST", url, _Confirmed, body=body)
+        return Confirmation(key=WORKFLOWS, task_id=addition_id(by), status=found.status)
 
     async def workflow_status(self, workflow: str) -> WorkflowStatus | None:
         """Return what became of a workflow; ``None`` if it is not known."""

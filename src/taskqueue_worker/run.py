@@ -15,8 +15,9 @@ from taskqueue_core.retry import Failed, Outcome, Success
 from taskqueue_worker.batch_buffer import AnyDelivery
 from taskqueue_worker.closing import CLEANUP_SECONDS
 from taskqueue_worker.handlers import Handlers
+from taskqueue_worker.outcome_settler import OutcomeSettler
 from taskqueue_worker.quarantine import Quarantine, QuarantinePhase, WorkerQuarantined
-from taskqueue_worker.runner import HandlerRunner, OutcomeSettler
+from taskqueue_worker.runner import HandlerRunner
 from taskqueue_worker.task_log import TaskLog
 from taskqueue_worker.worker_scope import WorkerScope
 

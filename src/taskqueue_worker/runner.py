@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from taskqueue_core.application.context import Context
 from taskqueue_core.application.handler_scope import HANDLER_SCOPE
 from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, Snoozed
 from taskqueue_core.telemetry import processing
+from taskqueue_worker.added_steps import adding, store_added, store_added_from_thread
 from taskqueue_worker.batch_buffer import AnyDelivery, BatchBuffer
 from taskqueue_worker.child_processes import ChildProcesses
 from taskqueue_worker.handlers import Handler, Handlers
 from taskqueue_worker.invocation import invoke, is_plain
+from taskqueue_worker.outcome_settler import OutcomeSettler
 from taskqueue_worker.outcomes import (
     HandlerCall,
     HandlerEnd,
@@ -28,29 +30,6 @@ from taskqueue_worker.task_log import TaskLog
 from taskqueue_worker.threads import Threads, ThreadsafeInbox
 from taskqueue_worker.unknown_tasks import UnknownTasks
 from taskqueue_worker.worker_scope import WorkerScope
-
-
-class OutcomeSettler(Protocol):
-    """The part of a worker that reports the outcomes and the progress of running tasks."""
-
-    @property
-    def result_limit(self) -> int:
-        """The maximum size of a result in bytes."""
-
-    def settle(self, receipt: str, outcome: Outcome) -> None:
-        """Report the outcome of a task whose handler is still running and occupies a slot."""
-
-    def finish(self, receipt: str, outcome: Outcome) -> None:
-        """Report the outcome of a task, and free its slot."""
-
-    def free(self) -> None:
-        """Free the slot of a task whose outcome has been reported before, or will not be reported."""
-
-    def lend(self, count: int) -> None:
-        """Hold this number of deliveries beyond the capacity, because their handlers wait for other tasks."""
-
-    def progress(self, receipt: str, value: float | str) -> None:
-        """Report the progress of a running task: a number from 0 to 1, or text. Thread-safe."""
 
 
 class HandlerRunner:
@@ -266,6 +245,9 @@ class HandlerRunner:
                     value = await call.handler.function(**arguments)
                 else:
                     value = await invoke(call, arguments, self._threads)
+            end = [value] if children is not None else self._end_of(call, value)
+            if flows := adding(call):
+                end = await store_added(call, end, flows, self._task_log)
         except asyncio.CancelledError as error:
             # If this worker did not cancel the handler, the handler itself raised the error, so the attempt failed.
             task = asyncio.current_task()
@@ -278,7 +260,7 @@ class HandlerRunner:
         except BaseException as error:  # noqa: BLE001 - a handler may raise any exception
             self._finish_call(call, self._end_of(call, None, error))
         else:
-            self._finish_call(call, [value] if children is not None else self._end_of(call, value))
+            self._finish_call(call, end)
 
     async def _run_in_process(self, call: HandlerCall, children: ChildProcesses) -> Outcome:
         (job,) = call.jobs
@@ -300,6 +282,8 @@ class HandlerRunner:
             end = self._end_of(call, None, error)
         else:
             end = self._end_of(call, value)
+            if flows := adding(call):
+                end = store_added_from_thread(call, end, flows, self._task_log)
         self._thread_results.put((call, end))
 
     def _end_of(
@@ -367,6 +351,8 @@ class HandlerRunner:
             self._buffer.ended(call.handler)
         # The call and its tasks refer to one another. Break the cycle, so that no garbage collection is needed.
         jobs, call.jobs, call.task, call.loan = call.jobs, [], None, None
+        for job in jobs:
+            job.context.end()
         if isinstance(end, BaseException):
             self._finish_fatal(jobs, end)
         else:

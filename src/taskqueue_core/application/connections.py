@@ -13,11 +13,11 @@ from contextlib import (
 )
 from typing import Self
 
-from taskqueue_core.application.call import Middleware
 from taskqueue_core.application.codecs import AnyCodec
 from taskqueue_core.application.encoding import Encoding
 from taskqueue_core.application.errors import NotConnected
 from taskqueue_core.application.handler_scope import HANDLER_SCOPE
+from taskqueue_core.application.middleware import Middleware
 from taskqueue_core.backend import Backend
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import kind_of

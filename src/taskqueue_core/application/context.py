@@ -9,6 +9,8 @@ from typing import Any, Generic
 
 from typing_extensions import TypeVar
 
+from taskqueue_core.after import TaskRef
+from taskqueue_core.application.running_workflow import RunningWorkflow
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import clean_text, kind_of
 from taskqueue_core.protocol.frames import WireDelivery
@@ -28,7 +30,7 @@ class Context(Generic[S_co]):
     ...     return f"day {day}, attempt {context.attempt}"
     """
 
-    __slots__ = ("_delivery", "_report", "_revoked", "_state")
+    __slots__ = ("_delivery", "_ended", "_report", "_revoked", "_state", "_workflow")
 
     def __init__(
         self,
@@ -41,6 +43,8 @@ class Context(Generic[S_co]):
         self._state: S_co = state
         self._report = report
         self._revoked = False
+        self._ended = False
+        self._workflow: RunningWorkflow | None = None
 
     @property
     def task_id(self) -> str:
@@ -75,6 +79,21 @@ class Context(Generic[S_co]):
         ...     async with context.state.connection() as connection: ...
         """
         return self._state
+
+    @property
+    def workflow(self) -> RunningWorkflow:
+        """The workflow that the task is a step of. Raises `InvalidWorkflow` if it is not part of one.
+
+        >>> @tasks.task
+        ... async def split(context: Context, image: str) -> None:
+        ...     context.workflow.add(resize.call(image, 64))
+        """
+        if self._workflow is None:
+            task = self._delivery.task
+            self._workflow = RunningWorkflow.of(TaskRef(task.key, task.id), task.headers)
+            if self._ended:
+                self._workflow.end()
+        return self._workflow
 
     @property
     def shard(self) -> int | None:
@@ -122,6 +141,14 @@ class Context(Generic[S_co]):
     def revoke(self) -> None:
         """Set `revoked`. Only the worker calls this."""
         self._revoked = True
+
+    def end(self) -> RunningWorkflow | None:
+        """Return the workflow, if the handler has added steps, and accept no more. Only the worker calls this."""
+        self._ended = True
+        if self._workflow is None:
+            return None
+        self._workflow.end()
+        return self._workflow if self._workflow.steps else None
 
 
 CONTEXT: ContextVar[Context[Any]] = ContextVar("taskqueue_context")

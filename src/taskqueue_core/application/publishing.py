@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from taskqueue_core.application.call import Call, Middleware
+from taskqueue_core.application.call import Call, PublishMiddleware
 from taskqueue_core.application.handles import Handle, handled_id
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import ConfigurationError, InvalidInput
@@ -147,7 +147,7 @@ class _Batch:
                 answer.set_result(confirmation)
 
 
-def _around(middleware: Middleware, send: Send) -> Send:
+def _around(middleware: PublishMiddleware, send: Send) -> Send:
     async def publish(call: Call[Any]) -> Confirmation:
         confirmation = await middleware.publish(call, send)
         if not isinstance(confirmation, Confirmation):

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 from taskqueue_core.application.applying import Applied, apply_declarations
-from taskqueue_core.application.call import Call, Middleware
+from taskqueue_core.application.call import Call
 from taskqueue_core.application.codecs import AnyCodec
 from taskqueue_core.application.connections import Connections
 from taskqueue_core.application.context import Context
@@ -19,6 +19,7 @@ from taskqueue_core.application.encoding import demand_codec
 from taskqueue_core.application.errors import InvalidArguments
 from taskqueue_core.application.handles import Handle, SyncHandle
 from taskqueue_core.application.lifespan import LifespanFunction, checked_lifespan
+from taskqueue_core.application.middleware import Middleware
 from taskqueue_core.application.policies import (
     QueueLimits,
     declared_policies,

@@ -14,7 +14,7 @@ from typing_extensions import TypeVar, Unpack
 
 from taskqueue_core.application.arguments import Arguments, BatchArguments, InvalidPayload
 from taskqueue_core.application.arguments_with_outputs import write_with_outputs
-from taskqueue_core.application.call import OPTIONS, Call, CallOptions, Middleware
+from taskqueue_core.application.call import OPTIONS, Call, CallOptions
 from taskqueue_core.application.connections import Connections
 from taskqueue_core.application.encoding import (
     CODEC_HEADER,
@@ -25,6 +25,7 @@ from taskqueue_core.application.encoding import (
 from taskqueue_core.application.errors import InvalidArguments
 from taskqueue_core.application.handles import Handle, SyncHandle
 from taskqueue_core.application.instants import write_with_instants
+from taskqueue_core.application.middleware import Middleware
 from taskqueue_core.application.outputs import has_outputs
 from taskqueue_core.application.publishing import publish_calls
 from taskqueue_core.application.results import Results

@@ -5,29 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from taskqueue_core.after import OnDead, TaskRef, When
+from taskqueue_core.after import OnDead, When
 from taskqueue_core.application.call import Call
-from taskqueue_core.application.handles import Handle
-from taskqueue_core.application.publishing import publish_together
+from taskqueue_core.application.step_list import Parent, StepList
 from taskqueue_core.application.workflow_handle import SyncWorkflowHandle, WorkflowHandle
 from taskqueue_core.application.workflow_step import Step
-from taskqueue_core.errors import InvalidInput
-from taskqueue_core.limits import kind_of
-from taskqueue_core.publish_options import ref_of
 from taskqueue_core.queue import Queue
-from taskqueue_core.tasks import Confirmation, Published, Task, new_id
-from taskqueue_core.workflows import (
-    InvalidWorkflow,
-    check_step_name,
-    check_workflow_id,
-    step_id,
-)
+from taskqueue_core.tasks import new_id
+from taskqueue_core.workflows import InvalidWorkflow, WorkflowStep, check_workflow_id, step_id
 
 R = TypeVar("R")
-Parent = Step[Any] | Handle[Any] | TaskRef
 
 
-class Workflow:
+class Workflow(StepList):
     """Steps that wait for one another. They are published together: all of them, or none.
 
     >>> flow = Workflow()
@@ -36,15 +26,6 @@ class Workflow:
     <step describe>
     >>> flow_handle = await flow.publish(id="cat-19")
     """
-
-    def __init__(self) -> None:
-        """Create a workflow without steps."""
-        self._steps: dict[str, Step[Any]] = {}
-
-    @property
-    def steps(self) -> tuple[Step[Any], ...]:
-        """The steps, in the order in which they were added."""
-        return tuple(self._steps.values())
 
     def add(
         self,
@@ -69,49 +50,7 @@ class Workflow:
         >>> first = flow.add(resize.call("cat.png"))
         >>> cleaned = flow.add(describe.call({"width": 0}), after=first, when="ended", name="clean")
         """
-        if not isinstance(call, Call):
-            raise InvalidWorkflow(
-                "call", kind_of(call), "a call, as in flow.add(resize.call('cat.png'))"
-            )
-        name = self._name(call) if name is None else name
-        check_step_name(name)
-        if name in self._steps:
-            raise InvalidWorkflow(f"steps.{name}.name", "the name of two steps", "another name")
-        options = call.options
-        for option in ("id", "after", "debounce"):
-            if options.get(option) is not None:
-                raise InvalidWorkflow(
-                    f"steps.{name}.{option}", "an option of the call", "no such option for a step"
-                )
-        if call.instants:
-            raise InvalidWorkflow(f"steps.{name}.call", "an Instant", "a value")
-        given = after if isinstance(after, list | tuple) else [after]
-        parents = dict.fromkeys([self._parent(name, each) for each in given])
-        parents |= dict.fromkeys([self._parent(name, each.step) for each in call.outputs])
-        step = Step(self, name, call, tuple(parents), when=when, on_dead=on_dead)
-        self._steps[name] = step
-        return step
-
-    def _name(self, call: Call[Any]) -> str:
-        base = call.function.name.rpartition(".")[2] or "step"
-        number, name = 1, base
-        while name in self._steps:
-            number += 1
-            name = f"{base}-{number}"
-        return name
-
-    def _parent(self, name: str, parent: object) -> Step[Any] | TaskRef:
-        if isinstance(parent, Step):
-            if not parent.belongs_to(self):
-                raise InvalidWorkflow(
-                    f"steps.{name}.after", "a step of another workflow", "steps of this one"
-                )
-            return parent
-        try:
-            return ref_of("after", parent)
-        except InvalidInput as error:
-            allowed = "steps, and handles of published tasks"
-            raise InvalidWorkflow(f"steps.{name}.after", error.got, allowed) from None
+        return self._add(call, after, when, on_dead, name)
 
     async def publish(self, *, id: str | None = None) -> WorkflowHandle:  # noqa: A002 - as in `Task`
         """Store the workflow, whose steps are published soon afterwards, and return its handle.
@@ -139,42 +78,17 @@ class Workflow:
     async def _publish(self, queue: Queue, workflow: str | None) -> WorkflowHandle:
         workflow = new_id() if workflow is None else workflow
         check_workflow_id(workflow)
-        steps = self.steps
-        names = [step.name for step in steps]
-        published = False
 
-        async def send(tasks: Sequence[tuple[int, Task]]) -> Sequence[Confirmation]:
-            nonlocal published
-            sent = {place: steps[place].data(task) for place, task in tasks}
-            if missing := set(range(len(steps))) - sent.keys():
-                raise _not_sent(names[min(missing)])
-            await queue.workflows.put([sent[place] for place in range(len(steps))], id=workflow)
-            published = True
-            return [
-                Confirmation(
-                    key=task.key, task_id=step_id(workflow, names[place]), status=Published.ACCEPTED
-                )
-                for place, task in tasks
-            ]
+        async def put(steps: Sequence[WorkflowStep]) -> None:
+            await queue.workflows.put(steps, id=workflow)
 
-        await publish_together(
-            [step.call.using(id=step_id(workflow, step.name)) for step in steps],
-            lambda call: call.function.task(queue, call.payload),
-            send,
-        )
-        if not published:
-            raise _not_sent(names[0])
+        await self._send(queue, put, lambda name: step_id(workflow, name))
         return self.handle(workflow, queue)
 
     def handle(self, id: str, on: Queue | None = None) -> WorkflowHandle:  # noqa: A002 - as in `Task`
         """Return the handle of a workflow with these steps that was published elsewhere. Raises `NotConnected`."""
         queue = on or self.steps[0].call.function.connection()
         return WorkflowHandle(queue, id)
-
-
-def _not_sent(name: str) -> InvalidWorkflow:
-    got, allowed = "a call that middleware did not send", "calls that are sent, all at once"
-    return InvalidWorkflow(f"steps.{name}", got, allowed)
 
 
 def chain(*calls: Call[Any]) -> Workflow:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from taskqueue_core.capabilities import Dependencies, Line, LineKind, Report
 from taskqueue_core.consumer.outage import OUTAGE_BACKOFF, log_fields
 from taskqueue_core.errors import TaskQueueError
+from taskqueue_core.tasks import Task
 
 _PAGE = 1000
 _EVERY = 5.0
@@ -59,6 +60,29 @@ def _report(error: Exception, failures: int) -> None:
         _log.warning(text, extra=log_fields(error))
     else:
         _log.error(text, exc_info=error)
+
+
+async def register(dependencies: Dependencies, tasks: Sequence[Task]) -> None:
+    """Return when no partition has to be asked any more whether it knows a parent of these tasks.
+
+    Otherwise, a parent could run, end and be forgotten before its child has asked for it.
+    """
+    children = {(task.key, task.id) for task in tasks}
+    while await _unanswered(dependencies, children):
+        await carry(dependencies)
+
+
+async def _unanswered(dependencies: Dependencies, children: set[tuple[str, str]]) -> bool:
+    after = None
+    while lines := await dependencies.lines(_PAGE, after):
+        for line in lines:
+            child = line.child
+            if line.kind is not LineKind.REGISTER or child is None:
+                continue
+            if (child.key, child.task_id) in children:
+                return True
+        after = lines[-1].id
+    return False
 
 
 async def carry(dependencies: Dependencies) -> tuple[int, int]:

@@ -16,19 +16,19 @@ from typing import NoReturn
 
 from taskqueue_core.backend import Backend, Subscription
 from taskqueue_core.capabilities import (
-    LineKind,
     QueueSettings,
     control_of,
     dead_letters_of,
     dependencies_of,
 )
 from taskqueue_core.concurrency import gather_all
-from taskqueue_core.consumer.carrier import carry
+from taskqueue_core.consumer.carrier import register
 from taskqueue_core.consumer.outage import OUTAGE_BACKOFF, close, log_fields
 from taskqueue_core.consumer.settle import decided, settle
 from taskqueue_core.errors import CapabilityMissing, InvalidInput, SettingsConflict, TaskQueueError
-from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, Success
-from taskqueue_core.tasks import Confirmation, Delivery, Published, State, Task
+from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, Snoozed, Success
+from taskqueue_core.tasks import Confirmation, Delivery, Published, State
+from taskqueue_core.workflow_graph import Graph, read_graph, stored_steps
 from taskqueue_core.workflows import (
     WORKFLOWS,
     Stored,
@@ -37,10 +37,8 @@ from taskqueue_core.workflows import (
     graph_of,
     is_part,
     levels,
-    part_ids,
     read_stored,
     step_id,
-    steps_in,
     tasks_of,
 )
 
@@ -56,6 +54,8 @@ _BATCH = 200
 """number of steps in one call"""
 _FRESH = 1.0
 """seconds after which this process asks again whether a workflow is still its own, before it publishes steps"""
+_AGAIN = 1.0
+"""seconds after which a workflow is cancelled again whose steps have added steps that are not published yet"""
 _log = logging.getLogger("taskqueue.workflows")
 
 
@@ -100,7 +100,6 @@ class Expander:
 
     async def serve(self) -> None:
         """Work until there has been nothing to do for a minute."""
-        await self._configure()
         async with self._subscribed() as subscription:
             while await self.work(subscription, _LINGER):
                 pass
@@ -114,6 +113,7 @@ class Expander:
 
     @contextlib.asynccontextmanager
     async def _subscribed(self) -> AsyncIterator[Subscription]:
+        await self._configure()
         subscription = self._backend.subscribe([WORKFLOWS], f"{WORKFLOWS}-{secrets.token_hex(4)}")
         try:
             yield subscription
@@ -146,8 +146,9 @@ class Expander:
             stored = read_stored(task.payload)
             if stored.cancel:
                 return await self._cancel(stored.workflow)
-            steps = await self._steps(stored)
-            again = delivery.attempt > 1 or delivery.losses > 0
+            steps = await self._steps(task.id, stored)
+            # The order to cancel waits until the workflow is published, but not for what its steps add.
+            again = delivery.attempt > 1 or delivery.losses > 0 or stored.by is not None
             if again and await self._state(cancel_id(stored.workflow)) is not None:
                 await self._cancel_steps(stored.workflow, steps)
             else:
@@ -160,11 +161,11 @@ class Expander:
             return Rejected(error.code, str(error))
         return Success(graph_of(stored))
 
-    async def _steps(self, stored: Stored) -> tuple[WorkflowStep, ...]:
-        if not stored.parts:
-            return stored.steps
-        parts = await self._control.results(WORKFLOWS, *part_ids(stored.workflow, stored.parts))
-        return steps_in([part or b"" for part in parts])
+    async def _steps(self, task_id: str, stored: Stored) -> tuple[WorkflowStep, ...]:
+        steps = await stored_steps(self._control, task_id, stored)
+        if not steps:
+            raise InvalidInput("workflow", "no steps, or a part that is not stored", "all steps")
+        return steps
 
     async def _state(self, task_id: str) -> State | None:
         (status,) = await self._control.statuses(WORKFLOWS, task_id)
@@ -187,40 +188,28 @@ class Expander:
             for answer in await self._backend.publisher.publish(*tasks[start : start + _BATCH]):
                 if not answer.stored:
                     return _refused(answer)
-        await self._register(tasks)
+        await register(self._dependencies, tasks)
         return None
-
-    async def _register(self, tasks: Sequence[Task]) -> None:
-        """Return when no partition has to be asked any more whether it knows a parent of these tasks.
-
-        Otherwise, a parent could run, end and be forgotten before its child has asked for it.
-        """
-        children = {(task.key, task.id) for task in tasks}
-        while await self._unanswered(children):
-            await carry(self._dependencies)
-
-    async def _unanswered(self, children: set[tuple[str, str]]) -> bool:
-        after = None
-        while lines := await self._dependencies.lines(1000, after):
-            for line in lines:
-                child = line.child
-                if line.kind is not LineKind.REGISTER or child is None:
-                    continue
-                if (child.key, child.task_id) in children:
-                    return True
-            after = lines[-1].id
-        return False
 
     # Cancelling
 
     async def _cancel(self, workflow: str) -> Outcome:
-        (text,) = await self._control.results(WORKFLOWS, workflow)
-        if text is not None:
-            await self._cancel_steps(workflow, await self._steps(read_stored(text)))
-        elif dead := await self._dead_letters.get(WORKFLOWS, workflow):
-            await self._cancel_steps(workflow, await self._steps(read_stored(dead.task.payload)))
-            await self._dead_letters.discard(WORKFLOWS, workflow)
+        graph, known = await self._graph(workflow), -1
+        while graph is not None and len(graph.steps) > known:
+            known = len(graph.steps)
+            await self._cancel_steps(workflow, graph.steps)
+            graph = await self._graph(
+                workflow
+            )  # what the steps have added before they were cancelled
+        for holder in () if graph is None else (graph.main, *graph.additions):
+            if holder.state is State.DEAD:
+                await self._dead_letters.discard(WORKFLOWS, holder.task_id)
+        if graph is not None and any(each.state.live for each in graph.additions):
+            return Snoozed(_AGAIN)
         return Success()
+
+    async def _graph(self, workflow: str) -> Graph | None:
+        return await read_graph(self._control, self._dead_letters, workflow)
 
     async def _cancel_steps(self, workflow: str, steps: Sequence[WorkflowStep]) -> None:
         """Cancel children before their parents, so that the end of a parent releases none of them."""

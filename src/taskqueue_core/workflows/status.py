@@ -69,7 +69,7 @@ class WorkflowStatus(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[StepStatus, ...] = ()
     """the steps, each after its parents; empty if they are not all published"""
     problem: str | None = None
-    """why the steps are not all published, if an attempt has failed"""
+    """why the steps, or steps that one of them has added, are not all published, if an attempt has failed"""
 
     @staticmethod
     def of(
@@ -77,8 +77,12 @@ class WorkflowStatus(msgspec.Struct, frozen=True, kw_only=True):
         task: TaskStatus,
         steps: Sequence[WorkflowStep],
         statuses: Sequence[TaskStatus | None],
+        additions: Sequence[TaskStatus] = (),
     ) -> WorkflowStatus:
-        """Return the status. ``task``: that of the task of the workflow; ``statuses``: those of the steps."""
+        """Return the status. ``task``: that of the task of the workflow; ``statuses``: those of the steps.
+
+        ``additions``: those of the tasks that hold added steps.
+        """
         found = tuple(
             StepStatus(
                 name=step.name,
@@ -90,19 +94,32 @@ class WorkflowStatus(msgspec.Struct, frozen=True, kw_only=True):
             )
             for step, status in zip(steps, statuses, strict=True)
         )
+        problems = [
+            each.error
+            for each in (task, *additions)
+            if each.error and each.state is not State.CANCELLED
+        ]
         return WorkflowStatus(
-            id=workflow, state=_state(task, found), steps=found, problem=task.error
+            id=workflow,
+            state=_state(task, found, additions),
+            steps=found,
+            problem=problems[0] if problems else None,
         )
 
 
-def _state(task: TaskStatus, steps: Sequence[StepStatus]) -> WorkflowState:
+def _state(
+    task: TaskStatus, steps: Sequence[StepStatus], additions: Sequence[TaskStatus]
+) -> WorkflowState:
     if task.state.live:
         return WorkflowState.STORED
     if task.state is State.DEAD:
         return WorkflowState.HELD
+    if any(each.state.live and not each.held_by for each in additions):
+        return WorkflowState.RUNNING
     live = [step.status for step in steps if step.status is not None and step.status.state.live]
     if not live:
-        return WorkflowState.ENDED
+        is_held = any(each.state.live or each.state is State.DEAD for each in additions)
+        return WorkflowState.HELD if is_held else WorkflowState.ENDED
     held = {step.name for step in steps if step.status is not None and step.status.held_by}
     for step in steps:  # each comes after its parents
         if step.state is State.BLOCKED and not held.isdisjoint(step.after):

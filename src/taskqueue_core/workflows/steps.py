@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 from msgspec.structs import force_setattr as set_field
+from msgspec.structs import replace
 
 from taskqueue_core.after import After, OnDead, TaskRef, When
 from taskqueue_core.errors import InvalidInput
@@ -15,12 +16,19 @@ from taskqueue_core.tasks import DEFAULT_PRIORITY, Task
 __all__ = [
     "InvalidWorkflow",
     "WorkflowStep",
+    "added_name",
+    "added_steps",
+    "check_own_name",
     "check_step_name",
     "check_workflow_id",
     "checked_steps",
+    "sorted_steps",
     "step_id",
+    "workflow_of",
 ]
 
+_ADDED = ":"
+"""character between the name of a step and the names of those that it adds"""
 _NAMED = 5
 """maximum number of steps that an error names"""
 
@@ -47,7 +55,10 @@ class WorkflowStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """
 
     name: str
-    """name of the step, unique in its workflow, without dots; the id of its task is the workflow's, a dot and it"""
+    """name of the step, unique in its workflow, without dots; the id of its task is the workflow's, a dot and it
+
+    A colon is only in the names of steps that other steps have added: ``split:resize`` was added by ``split``.
+    """
     key: str
     """name of the queue"""
     payload: msgspec.Raw = msgspec.Raw(b"null")
@@ -131,6 +142,52 @@ def check_step_name(value: object) -> None:
         raise InvalidInput("name", got, f"1 to {LIMITS.step_name} characters without dots")
 
 
+def check_own_name(value: str) -> None:
+    """Check the name that the author of a workflow gives to a step. Raises `InvalidInput`."""
+    check_step_name(value)
+    if _ADDED in value:
+        allowed = "a name without colons, which only the names of added steps have"
+        raise InvalidWorkflow(f"steps.{value}.name", "a name with a colon", allowed)
+
+
+def workflow_of(by: TaskRef) -> str:
+    """Return the id of the workflow that a task is a step of, by the task's id. Raises `InvalidWorkflow`."""
+    workflow, dot, name = by.task_id.rpartition(".")
+    if not (workflow and dot and name):
+        raise InvalidWorkflow("by", "a task that is no step of a workflow", "a step of a workflow")
+    return workflow
+
+
+def added_name(by: str, name: str) -> str:
+    """Return the whole name of a step that the step ``by`` adds. Raises `InvalidWorkflow` if it is too long."""
+    whole = f"{by}{_ADDED}{name}"
+    if len(whole) > LIMITS.step_name:
+        got = f"{len(whole)} characters together with the names of the steps that added it"
+        allowed = f"at most {LIMITS.step_name}: give shorter names"
+        raise InvalidWorkflow(f"steps.{name}.name", got, allowed)
+    return whole
+
+
+def added_steps(by: TaskRef, steps: Sequence[WorkflowStep]) -> tuple[WorkflowStep, ...]:
+    """Return steps that the step ``by`` adds with their whole names, each after its parents. Raises `InvalidWorkflow`.
+
+    So no other step can have their names.
+    """
+    adding = by.task_id.removeprefix(f"{workflow_of(by)}.")
+
+    def whole(parent: str | TaskRef) -> str | TaskRef:
+        return added_name(adding, parent) if isinstance(parent, str) else parent
+
+    return tuple(
+        replace(
+            step,
+            name=added_name(adding, step.name),
+            after=tuple([whole(each) for each in step.after]),
+        )
+        for step in checked_steps(steps)
+    )
+
+
 def checked_steps(steps: Sequence[WorkflowStep]) -> tuple[WorkflowStep, ...]:
     """Return the steps of a workflow in an order in which each comes after its parents. Raises `InvalidWorkflow`."""
     if not 1 <= len(steps) <= LIMITS.steps:
@@ -138,6 +195,7 @@ def checked_steps(steps: Sequence[WorkflowStep]) -> tuple[WorkflowStep, ...]:
         raise InvalidWorkflow("steps", got, f"1 to {LIMITS.steps} steps")
     by_name: dict[str, WorkflowStep] = {}
     for step in steps:
+        check_own_name(step.name)
         if step.name in by_name:
             raise InvalidWorkflow(
                 f"steps.{step.name}.name", "the name of two steps", "another name"
@@ -145,7 +203,7 @@ def checked_steps(steps: Sequence[WorkflowStep]) -> tuple[WorkflowStep, ...]:
         by_name[step.name] = step
     for step in steps:
         _check_parents(step, by_name)
-    return _sorted(by_name)
+    return sorted_steps(by_name)
 
 
 def _check_parents(step: WorkflowStep, by_name: dict[str, WorkflowStep]) -> None:
@@ -179,7 +237,8 @@ def _check_parents(step: WorkflowStep, by_name: dict[str, WorkflowStep]) -> None
         raise InvalidWorkflow(path, error.got, error.allowed) from None
 
 
-def _sorted(by_name: dict[str, WorkflowStep]) -> tuple[WorkflowStep, ...]:
+def sorted_steps(by_name: dict[str, WorkflowStep]) -> tuple[WorkflowStep, ...]:
+    """Return steps so that each comes after its parents. Raises `InvalidWorkflow` for a cycle."""
     missing = {
         name: {parent for parent in step.after if isinstance(parent, str)}
         for name, step in by_name.items()

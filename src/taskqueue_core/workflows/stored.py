@@ -3,6 +3,9 @@
 The steps of a workflow are one task, whose id is that of the workflow. If they are longer than a payload may be, their
 JSON text is cut into parts. Each part is a task of its own, whose result is its payload, and the task of the workflow
 waits for all of them.
+
+The steps that a step of the workflow adds are one more task, which waits for that step. Its id follows from the name of
+the step, so there is at most one for each step.
 """
 
 from __future__ import annotations
@@ -19,11 +22,12 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Task, encoded_task
 from taskqueue_core.uniqueness import sha256
-from taskqueue_core.workflows.steps import InvalidWorkflow, WorkflowStep
+from taskqueue_core.workflows.steps import InvalidWorkflow, WorkflowStep, workflow_of
 
 __all__ = [
     "WORKFLOWS",
     "Stored",
+    "addition_id",
     "cancel_id",
     "cancel_task",
     "graph_of",
@@ -38,15 +42,19 @@ WORKFLOWS = "_taskqueue.workflows"
 """name of the internal queue"""
 _PART = 3 * 64_000
 """number of bytes of the text in a part; in base64 and with quotation marks, they fit into a payload"""
+_DIGITS = 40
+"""number of hexadecimal digits in the id of an addition, which the whole id of the step would make too long"""
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The payload of a task of the internal queue, and the result of the task of a workflow."""
+    """The payload of a task of the internal queue, and the result of a task that holds steps."""
 
     v: Literal[1] = 1
     """version of the form; another one is refused, because it may mean what this program does not know"""
     workflow: str
     """id of the workflow"""
+    by: TaskRef | None = None
+    """the step that added the steps; ``None`` for those with which the workflow was published"""
     steps: tuple[WorkflowStep, ...] = ()
     """the steps, each after its parents; in a result, without their payloads"""
     parts: int = 0
@@ -59,14 +67,20 @@ _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Stored)
 
 
-def manifest_tasks(workflow: str, steps: Sequence[WorkflowStep]) -> list[Task]:
-    """Return the tasks that store checked steps: the parts, if there are any, and then the task of the workflow.
+def manifest_tasks(
+    workflow: str, steps: Sequence[WorkflowStep], by: TaskRef | None = None
+) -> list[Task]:
+    """Return the tasks that store checked steps: the parts, if there are any, and then the one that holds the steps.
 
-    Raises `InvalidWorkflow` if the steps are too large.
+    ``by``: the step that adds them. Raises `InvalidWorkflow` if the steps are too large.
     """
-    text, digest = _encoder.encode(Stored(workflow=workflow, steps=tuple(steps))), _digest_of(steps)
+    stored = Stored(workflow=workflow, by=by, steps=tuple(steps))
+    task_id = workflow if by is None else addition_id(by)
+    waits_for = () if by is None else (by,)
+    text, digest = _encoder.encode(stored), _digest_of(steps)
     if len(text) <= LIMITS.payload:
-        return [encoded_task(WORKFLOWS, text, id=workflow, content_digest=digest)]
+        after = After(tasks=waits_for) if waits_for else None
+        return [encoded_task(WORKFLOWS, text, id=task_id, content_digest=digest, after=after)]
     if len(text) > LIMITS.workflow:
         allowed = f"at most {LIMITS.workflow} bytes of JSON for all steps (limit workflow)"
         raise InvalidWorkflow("steps", f"{len(text)} bytes", allowed)
@@ -78,11 +92,11 @@ def manifest_tasks(workflow: str, steps: Sequence[WorkflowStep]) -> list[Task]:
             payload=b'"' + base64.b64encode(piece) + b'"',
             content_digest=digest,
         )
-        for part_id, piece in zip(part_ids(workflow, len(pieces)), pieces, strict=True)
+        for part_id, piece in zip(part_ids(task_id, len(pieces)), pieces, strict=True)
     ]
-    after = After(tasks=tuple(TaskRef(WORKFLOWS, part.id) for part in parts))
-    short = _encoder.encode(Stored(workflow=workflow, parts=len(parts)))
-    main = Task(key=WORKFLOWS, id=workflow, payload=short, after=after, content_digest=digest)
+    after = After(tasks=(*waits_for, *[TaskRef(WORKFLOWS, part.id) for part in parts]))
+    short = _encoder.encode(replace(stored, steps=(), parts=len(parts)))
+    main = Task(key=WORKFLOWS, id=task_id, payload=short, after=after, content_digest=digest)
     return [*parts, main]
 
 
@@ -97,9 +111,15 @@ def _digest_of(steps: Sequence[WorkflowStep]) -> bytes | None:
     return sha256(_encoder.encode(plain))
 
 
-def part_ids(workflow: str, number: int) -> list[str]:
-    """Return the ids of the parts of a workflow."""
-    return [f"<part-{place}>{workflow}" for place in range(number)]
+def part_ids(task_id: str, number: int) -> list[str]:
+    """Return the ids of the parts of a task that holds steps."""
+    return [f"<part-{place}>{task_id}" for place in range(number)]
+
+
+def addition_id(by: TaskRef) -> str:
+    """Return the id of the task with the steps that a step adds."""
+    workflow = workflow_of(by)
+    return f"<add-{sha256(by.task_id.encode()).hex()[:_DIGITS]}>{workflow}"
 
 
 def cancel_id(workflow: str) -> str:

@@ -88,8 +88,18 @@ class WorkflowIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     id: Name | None = None
 
 
+class StepsIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Steps that a running step adds to its workflow.
+
+    ``by`` is the task of that step. ``after`` has names of steps in this request, and names of other tasks.
+    """
+
+    by: RefIn
+    steps: Annotated[list[StepIn], meta_of(minItems=1, maxItems=LIMITS.steps)]
+
+
 class WorkflowConfirmation(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to the publish of a workflow."""
+    """The answer to the publish of a workflow, or of steps that are added to it."""
 
     id: str
     status: Published

@@ -1,15 +1,19 @@
-"""Workflows: publish, look up, cancel."""
+"""Workflows: publish, add steps, look up, cancel."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from starlette.responses import Response
 
 from taskqueue_core.queue_workflows import QueueWorkflows
-from taskqueue_core.workflows import WorkflowStatus, WorkflowStep
+from taskqueue_core.tasks import Confirmation
+from taskqueue_core.workflows import InvalidWorkflow, WorkflowStatus, WorkflowStep, workflow_of
 from taskqueue_server.api.rights import READING
 from taskqueue_server.api.workflow_models import (
+    StepIn,
+    StepsIn,
     WorkflowCancelled,
     WorkflowConfirmation,
     WorkflowIn,
@@ -30,12 +34,40 @@ async def publish(call: RequestContext) -> Response:
     and the name of the step. The same id with other steps gives 409.
     """
     body = await call.body(WorkflowIn)
-    now = call.context.backend.now()
-    steps = [step.to_step(now, place) for place, step in enumerate(body.steps)]
-    _demand(call, steps)
+    steps = _steps(call, body.steps)
     confirmation = await _workflows(call).put(steps, id=body.id)
-    out = WorkflowConfirmation(id=confirmation.task_id, status=confirmation.status)
+    return _confirm(confirmation, confirmation.task_id)
+
+
+async def add(call: RequestContext) -> Response:
+    """Add steps to a workflow, for a handler that runs one of its steps: all of them, or none. Idempotent.
+
+    They are published once the task ``by`` is done, so ack it after this request; if it fails, they are not. A task can
+    add steps once: the same steps again give 200, and others 409. The name of an added step is the name of the step
+    ``by``, a colon and its own. The token must permit consuming from or publishing to the queue of ``by``, and
+    what publishing a workflow with the steps needs. A step that has ended, or one of a workflow that is cancelled or not
+    known, gives 422.
+    """
+    body = await call.body(StepsIn)
+    by, workflow = body.by.to_ref("by"), call.name("id")
+    if workflow_of(by) != workflow:
+        raise InvalidWorkflow("by.task_id", "a step of another workflow", "one of that in the path")
+    call.demand(by.key, ("consume", *READING), "the key of by")
+    confirmation = await _workflows(call).add(_steps(call, body.steps), by=by)
+    return _confirm(confirmation, workflow)
+
+
+def _confirm(confirmation: Confirmation, workflow: str) -> Response:
+    out = WorkflowConfirmation(id=workflow, status=confirmation.status)
     return answer(out, 201 if confirmation.status == "accepted" else 200)
+
+
+def _steps(call: RequestContext, given: Sequence[StepIn]) -> list[WorkflowStep]:
+    """Return steps that the client may publish. Raises `ProblemError`, and `InvalidInput` for a wrong one."""
+    now = call.context.backend.now()
+    steps = [step.to_step(now, place) for place, step in enumerate(given)]
+    _demand(call, steps)
+    return steps
 
 
 def _demand(call: RequestContext, steps: list[WorkflowStep]) -> None:
@@ -104,6 +136,10 @@ _EXAMPLE = {
         },
     ],
 }
+_ADDED_EXAMPLE = {
+    "by": {"key": "split", "task_id": "cat-17.split"},
+    "steps": [{"name": "small", "key": "resize", "payload": {"image": "cat.png"}}],
+}
 _operation = partial(Operation, tag="workflows", verb=("publish", "admin"), scope=Scope.HANDLER)
 OPERATIONS = (
     _operation(
@@ -116,6 +152,17 @@ OPERATIONS = (
         body=WorkflowIn,
         problems=(409, 429),
         example=_EXAMPLE,
+    ),
+    _operation(
+        "POST",
+        f"{_ID}/steps",
+        add,
+        {201: WorkflowConfirmation, 200: WorkflowConfirmation},
+        id="workflows_add",
+        verb="publish",
+        body=StepsIn,
+        problems=(409, 429),
+        example=_ADDED_EXAMPLE,
     ),
     _operation("GET", _ID, workflow, {200: WorkflowStatus}, id="workflows_status", problems=(404,)),
     _operation(
