@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
-from taskqueue_core import Queue, State, Tasks
+from taskqueue_core import Queue, State, Tasks, chain
 from taskqueue_core.after import When
 from taskqueue_core.workflows import WorkflowState
 from tests.application.running import OpenWorld, working
@@ -17,7 +17,7 @@ from tests.docs.programs import blocks
 from tests.modules import own_package
 
 PAGE = (Path(__file__).parents[2] / "docs" / "workflows.md").read_text()
-MODULE, PROGRAM, BATCH = blocks(PAGE, "python")
+MODULE, PROGRAM, SPLIT, BATCH = blocks(PAGE, "python")
 
 
 async def test_the_code(
@@ -43,6 +43,7 @@ async def _run_page(world: OpenWorld, monkeypatch: pytest.MonkeyPatch, tasks: Ta
     names: dict[str, Any] = {}
     program = PROGRAM.replace("asyncio.run(main())", "").replace('connect("server")', "connect()")
     exec(compile(program, "page", "exec"), names)  # noqa: S102 - an example of this project
+    exec(compile(SPLIT, "page", "exec"), names)  # noqa: S102 - an example of this project
     async with world() as opened, working(opened.worker(tasks)):
         connect = tasks.connect
         monkeypatch.setattr(tasks, "connect", lambda: connect(Queue(opened.backend)))
@@ -52,6 +53,14 @@ async def _run_page(world: OpenWorld, monkeypatch: pytest.MonkeyPatch, tasks: Ta
             body = "async def run():\n" + "".join(f"    {line}\n" for line in BATCH.splitlines())
             exec(compile(f"{body}    return batch\n", "page", "exec"), names)  # noqa: S102 - as above
             assert await (await names["run"]()).wait(60) is State.DONE
+            handle = await chain(names["split"].call("cat.png", [1, 2])).publish(id="cat-18")
+            status = await handle.wait(60)
+            assert status.state is WorkflowState.ENDED
+            whole = ["split", "split:resize", "split:resize-2", "split:last"]
+            assert [step.name for step in status.steps] == whole
+            assert all(f"`{name}`" in PAGE for name in whole)
+            last = tasks.functions["shop.notify"].handle("cat-18.split:last")
+            assert await last.result(60) == "resized ['1-cat.png', '2-cat.png']"
 
 
 def test_lists() -> None:

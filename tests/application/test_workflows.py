@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -21,6 +21,8 @@ from taskqueue_core.capabilities import dead_letters_of
 from tests.application.flows import SECONDS, Flows, until
 from tests.application.running import OpenWorld, working
 
+F = TypeVar("F", bound=Flows)
+
 
 @pytest.fixture
 def flows() -> Flows:
@@ -29,11 +31,11 @@ def flows() -> Flows:
 
 
 def in_world(
-    test: Callable[[Any, Flows], Awaitable[None]],
-) -> Callable[[Any, Flows, OpenWorld], Awaitable[None]]:
+    test: Callable[[Any, F], Awaitable[None]],
+) -> Callable[[Any, F, OpenWorld], Awaitable[None]]:
     """Open a store with a worker for a test."""
 
-    async def run(self: Any, flows: Flows, world: OpenWorld) -> None:
+    async def run(self: Any, flows: F, world: OpenWorld) -> None:
         async with (
             world() as opened,
             flows.tasks.connect(Queue(opened.backend)),

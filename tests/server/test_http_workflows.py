@@ -137,6 +137,70 @@ async def test_rights(tmp_path: Path, token: str, body: dict[str, Any], status: 
             assert await stored(it.backend) == ()
 
 
+ADDED = {"by": {"key": "b", "task_id": "w.s0"}, "steps": [{"name": "x", "key": "a"}]}
+
+
+@pytest.mark.parametrize(
+    ("token", "changes", "status"),
+    [
+        (ADMIN, {}, 201),
+        (BOTH, {}, 201),
+        (A, {}, 403),
+        (READS, {}, 403),
+        (B, {}, 403),
+        (B, {"steps": [{"name": "x", "key": "b"}]}, 201),
+        (B, {"steps": [{"name": "x", "key": "b", "after": [REF | {"key": "a"}]}]}, 403),
+        (BOTH, {"steps": [{"name": "x", "key": WORKFLOWS}]}, 403),
+        (BOTH, {"steps": [{"name": "x", "key": "a", "after": [REF | {"key": WORKFLOWS}]}]}, 403),
+        (BOTH, {"by": {"key": WORKFLOWS, "task_id": "w.s0"}}, 403),
+    ],
+)
+async def test_rights_to_add_steps(
+    tmp_path: Path, token: str, changes: dict[str, Any], status: int
+) -> None:
+    """U15: adding steps needs a right for the adding step's queue, and those of the added steps."""
+    async with guarded(tmp_path) as (it, client):
+        await client.post(URL, json=workflow(("b", {}), id="w"), headers=bearer(ADMIN))
+        await state(client, f"{URL}/w", "running", headers=bearer(ADMIN))
+        before = await control_of(it.backend).ledger(WORKFLOWS)
+        answer = await client.post(f"{URL}/w/steps", json=ADDED | changes, headers=bearer(token))
+        assert answer.status_code == status, answer.text
+        if status == 403:
+            assert await control_of(it.backend).ledger(WORKFLOWS) == before
+
+
+async def test_adding_steps() -> None:
+    """U15: steps are added over HTTP, once; wrong requests name the field."""
+    async with running() as it, http(it) as client:
+        await client.post(URL, json=workflow(("b", {}), id="w"))
+        await state(client, f"{URL}/w", "running")
+        for code, status in ((201, "accepted"), (200, "duplicate")):
+            answer = await client.post(f"{URL}/w/steps", json=ADDED)
+            assert (answer.status_code, answer.json()) == (code, {"id": "w", "status": status})
+        other = ADDED | {"steps": [{"name": "y", "key": "a"}]}
+        problem(await client.post(f"{URL}/w/steps", json=other), 409, "id_conflict")
+        for target, body, field in (
+            ("w", ADDED | {"steps": []}, "steps"),
+            ("w", ADDED | {"steps": [{"name": "x", "key": "a", "after": ["s0"]}]}, "steps.x.after"),
+            ("w", ADDED | {"by": {"key": "b", "task_id": "v.s0"}}, "by.task_id"),
+            ("v", ADDED | {"by": {"key": "b", "task_id": "v.s0"}}, "by"),
+            ("w", ADDED | {"by": {"key": "b", "task_id": "s0"}}, "by"),
+        ):
+            answer = await client.post(f"{URL}/{target}/steps", json=body)
+            assert (answer.status_code, answer.json()["field"]) == (422, field)
+        async with it.backend.subscribe(["b"], "worker") as subscription:
+            await subscription.ack(*(await subscription.receive(1, 5)).deliveries)
+        async with it.backend.subscribe(["a"], "worker") as subscription:
+            (delivery,) = (await subscription.receive(1, 30)).deliveries
+            assert delivery.task.id == "w.s0:x"
+            await subscription.ack(delivery)
+        found = await state(client, f"{URL}/w", "ended")
+        assert [(step["name"], step["after"]) for step in found["steps"]] == [
+            ("s0", []),
+            ("s0:x", ["s0"]),
+        ]
+
+
 async def test_rights_to_read_and_to_cancel(tmp_path: Path) -> None:
     """U15: a workflow is shown and cancelled only with the right for the queue of each step."""
     body = workflow(("a", {}), ("b", {"after": ["s0"]}), id="w")

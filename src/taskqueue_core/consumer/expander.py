@@ -147,14 +147,16 @@ class Expander:
             if stored.cancel:
                 return await self._cancel(stored.workflow)
             steps = await self._steps(task.id, stored)
-            # The order to cancel waits until the workflow is published, but not for what its steps add.
-            again = delivery.attempt > 1 or delivery.losses > 0 or stored.by is not None
+            again = delivery.attempt > 1 or delivery.losses > 0
             if again and await self._state(cancel_id(stored.workflow)) is not None:
                 await self._cancel_steps(stored.workflow, steps)
             else:
                 outcome = await self._publish(delivery, stored, steps, taken)
                 if outcome is not None:
                     return outcome
+                # The order to cancel a workflow waits until it is published, but not for what its steps have added.
+                if stored.by and await self._state(cancel_id(stored.workflow)) is not None:
+                    await self._cancel_steps(stored.workflow, steps)
         except InvalidInput as error:
             return Rejected(error.code, str(error))
         except CapabilityMissing as error:
@@ -201,12 +203,15 @@ class Expander:
             graph = await self._graph(
                 workflow
             )  # what the steps have added before they were cancelled
+        again = False
         for holder in () if graph is None else (graph.main, *graph.additions):
             if holder.state is State.DEAD:
                 await self._dead_letters.discard(WORKFLOWS, holder.task_id)
-        if graph is not None and any(each.state.live for each in graph.additions):
-            return Snoozed(_AGAIN)
-        return Success()
+            elif holder.held_by:  # the step that added the steps is a dead letter
+                await self._control.cancel(WORKFLOWS, holder.task_id)
+            else:
+                again = again or holder.state.live
+        return Snoozed(_AGAIN) if again else Success()
 
     async def _graph(self, workflow: str) -> Graph | None:
         return await read_graph(self._control, self._dead_letters, workflow)
