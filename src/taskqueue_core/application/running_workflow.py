@@ -30,9 +30,6 @@ class RunningWorkflow(StepList):
     ...     small = [context.workflow.add(resize.call(image, width)) for width in (64, 128)]
     ...     context.workflow.add(describe.call(small[0].output), after=small)
     >>> flow_handle = await chain(split.call("cat.png")).publish(id="cat-21")
-    >>> _ = await flow_handle.wait(timeout=30)
-    >>> [step.name for step in (await flow_handle.status()).steps]
-    ['split', 'split:resize', 'split:resize-2', 'split:describe']
     """
 
     def __init__(self, id: str, step: TaskRef) -> None:  # noqa: A002 - as in `Task`
