@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from heapq import nsmallest
 from typing import Literal
 
 import msgspec
@@ -39,12 +37,6 @@ class TaskRef(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         check_name("key", self.key)
         check_name("id", self.task_id)
-
-
-def first_parents(parents: Iterable[TaskRef]) -> tuple[TaskRef, ...]:
-    """Return the first `PARENTS_SHOWN` of some parents, sorted by name: the key, "/" and the id."""
-    first = nsmallest(PARENTS_SHOWN, parents, key=lambda ref: f"{ref.key}/{ref.task_id}")
-    return tuple(first)
 
 
 class After(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

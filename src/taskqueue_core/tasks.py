@@ -379,6 +379,6 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
     held_by: tuple[TaskRef, ...] = ()
     """the dead letters that hold a blocked task until they are redriven or discarded"""
     waits_for: tuple[TaskRef, ...] = ()
-    """the tasks that a blocked task still waits for, also those in ``held_by``: at most 20, the first by name"""
+    """tasks that a blocked task still waits for, at most 20, sorted by key and id; ``held_by`` may name others"""
     waits_for_total: int = 0
     """number of tasks that a blocked task still waits for; the members of a batch are not counted"""

@@ -106,7 +106,7 @@ def _record(packed: bytes, in_flight: int) -> list[Any]:
 
 
 def _blocked(told: list[Any] | None) -> list[Any]:
-    return [sorted(told[0]), *told[1:]] if told else []
+    return [sorted(told[0]), len(told[1]), told[2]] if told else []
 
 
 def _number(packed: bytes) -> int:

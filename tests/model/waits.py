@@ -269,11 +269,12 @@ class Waits(Upkeep):
         return True
 
     def parents_of(self, name: Name) -> list[Any]:
-        """Return what a blocked task waits for: what holds it, the first parents, and their number."""
+        """Return what a blocked task waits for: what holds it, the number of parents that are shown, and of all."""
         wait = self.waits.get(name)
         if wait is None:
             return []
-        return [sorted(wait.dead), sorted(wait.missing)[:20], len(wait.missing)]
+        number = len(wait.missing)
+        return [sorted(wait.dead), min(20, number), number]
 
     def held_in(self, key: str) -> int:
         """Return the number of blocked tasks of a queue that dead letters hold."""

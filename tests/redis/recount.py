@@ -176,6 +176,7 @@ def _relatives(part: _Partition, queues: set[str]) -> None:
     keys = part.connection.call("KEYS", f"{part.name}:q:*/w:*")
     found = {key.decode().removeprefix(f"{part.name}:q:").replace("/w:", "/") for key in keys}
     assert found == kept
+    held: Counter[str] = Counter()
     for child in kept:
         key, _, task_id = child.partition("/")
         fields = part.pairs(f"q:{key}/w:{task_id}")
@@ -186,10 +187,17 @@ def _relatives(part: _Partition, queues: set[str]) -> None:
         missing = {name for name in fields if "/" in name}
         assert len(missing) == state["n"]
         assert set(state["d"]) <= missing
+        listed = part.ask("ZSCORE", f"q:{key}/blocked_on_dead", task_id) is not None
+        assert listed == bool(state["d"])
+        held[key] += listed
         for parent in missing:
             line = f"end {parent} {child}" in lines or f"register {parent} {child}" in lines
             waits = f"{child} {state['e']}" in noted.get(parent, ())
             assert line or waits, "it is never told"
+    indexed = part.connection.call("KEYS", f"{part.name}:q:*/blocked_on_dead")
+    assert len(indexed) == len(held.keys() - {key for key, n in held.items() if not n})
+    for key, number in held.items():
+        assert part.ask("ZCARD", f"q:{key}/blocked_on_dead") == number
     for batch, packed in part.pairs("batches").items():
         count = msgspec.msgpack.decode(packed)
         members = [one.state for one in told.values() if one.batch == batch]

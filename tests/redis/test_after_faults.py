@@ -178,6 +178,22 @@ async def test_a_damaged_wait(
     assert (await backend.health()).details["anomalies"]
 
 
+async def test_a_damaged_index_of_held_tasks(
+    backend: RedisBackend, redis_server: RedisServer
+) -> None:
+    """U16: the index of tasks that dead letters hold loses one, or gets one that is not blocked; checks mend it."""
+    await publish(backend, Task(key=KEY, id="p"), Task(key=KEY, id="c", after=after("p")))
+    async with backend.subscribe([KEY], "w") as consumer:
+        await consumer.dead_letter(await one(consumer, "p"), "bad")
+    index = f"{partition_of(backend, KEY)}:q:{KEY}/blocked_on_dead"
+    for words in (("DEL", index), ("ZADD", index, 0, "p")):
+        redis_server.call(*words)
+        assert (await backend.control.stats(KEY)).blocked_on_dead != 1
+        await check(backend, redis_server)
+        assert (await backend.control.stats(KEY)).blocked_on_dead == 1
+    assert (await backend.health()).details["anomalies"]
+
+
 @pytest.mark.parametrize("kind", ["register", "end"])
 async def test_a_damaged_line(
     backend: RedisBackend, redis_server: RedisServer, clock: ManualClock, kind: str

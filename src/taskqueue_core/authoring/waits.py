@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
@@ -14,10 +15,10 @@ import msgspec
 from taskqueue_core.after import (
     INPUTS_TOO_LARGE,
     PARENT_ENDED,
+    PARENTS_SHOWN,
     UNKNOWN_PARENT,
     After,
     TaskRef,
-    first_parents,
 )
 from taskqueue_core.capabilities import Line, LineKind, Report
 from taskqueue_core.limits import LIMITS
@@ -119,9 +120,11 @@ class Wait(msgspec.Struct, kw_only=True, eq=False):
         return () if after is None else tuple(after.tasks[place] for place in self.dead)
 
     def waits_for(self, after: After | None) -> tuple[TaskRef, ...]:
-        """Return the first of the parents that are missing, by name."""
-        missing = () if after is None else (after.tasks[place] for place in self.missing)
-        return first_parents(missing)
+        """Return some of the parents that are missing, sorted."""
+        if after is None:
+            return ()
+        some = (after.tasks[place] for place in islice(self.missing, PARENTS_SHOWN))
+        return tuple(sorted(some, key=lambda ref: (ref.key, ref.task_id)))
 
     def registrations(self, child: TaskRef, after: After, unknown: Iterable[int]) -> Iterator[Line]:
         """Yield the lines ``register``, without their ids, for the parents that the child's partition does not know."""

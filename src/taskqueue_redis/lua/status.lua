@@ -1,21 +1,28 @@
 --@ base queue states record counts streams flow tenants lanes cold kin damage places
 -- Returns the status of tasks. ARGV: key, ids. Returns per task {record, whether it is in flight, cold fields,
--- progress, due time, of a blocked task {the dead letters that hold it, the first PARENTS_SHOWN parents that it waits for, by
--- name, and the number of all}}, or an empty table; only for the first ones if their errors are long. Instead of a damaged
+-- progress, due time, of a blocked task {the dead letters that hold it, up to PARENTS_SHOWN parents that it waits for, and the
+-- number of all}}, or an empty table; only for the first ones if their errors are long. Instead of a damaged
 -- record, returns the one that would be built again; if the entry is not found, that of a waiting task.
 local q, answers, PARENTS_SHOWN = queue(ARGV[3]), {}, 20
 
--- Returns what a blocked task waits for: the dead letters that hold it, the first of all parents, and their number.
+-- Returns what a blocked task waits for: the dead letters that hold it, some of all parents, and their number.
 local function parents_of(id)
-  local fields, held, missing, s = call('HGETALL', q.name .. '/w:' .. id), {}, {}, nil
-  for i = 1, #fields, 2 do
-    bytes = bytes + #fields[i] + #fields[i + 1]
-    if fields[i] == 'state' then s = unpack_wait(fields[i + 1]) end
-    if string.find(fields[i], '/', 1, true) then missing[#missing + 1] = fields[i] end
+  local name, held, some, cursor = q.name .. '/w:' .. id, {}, {}, nil
+  local s = unpack_wait(call('HGET', name, 'state'))
+  if not s then return {held, some, 0} end -- the next check of maintenance mends it
+  for parent in pairs(s.d) do
+    held[#held + 1] = parent
+    bytes = bytes + #parent
   end
-  for name in pairs(s and s.d or {}) do held[#held + 1] = name end
-  table.sort(missing)
-  return {held, {unpack(missing, 1, PARENTS_SHOWN)}, #missing}
+  while cursor ~= '0' and #some < PARENTS_SHOWN do
+    local page = call('HSCAN', name, cursor or '0', 'COUNT', 2 * PARENTS_SHOWN)
+    cursor = page[1]
+    for i = 1, #page[2], 2 do
+      bytes = bytes + #page[2][i] + #page[2][i + 1]
+      if #some < PARENTS_SHOWN and string.find(page[2][i], '/', 1, true) then some[#some + 1] = page[2][i] end
+    end
+  end
+  return {held, some, s.n}
 end
 
 for i = 4, #ARGV do

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,7 +16,7 @@ from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import DeadLetter, Failure, Ledger, State, Task, TaskStatus
 from taskqueue_redis.scripts.runner import microseconds, seconds
-from taskqueue_redis.scripts.task_codec import Corrupt, decode, name_of, ref_of, salvage
+from taskqueue_redis.scripts.task_codec import Corrupt, decode, ref_of, salvage
 
 # The format is defined in lua/lib/states.lua. Each number of 7 bytes is unpacked as a byte string.
 _RECORD = struct.Struct(">BBBHHHH7s7s7s8sBB7s")
@@ -88,8 +88,8 @@ def status_of(key: str, task_id: str, reply: list[Any]) -> TaskStatus | None:
         error=error_of(state, reason, last),
         last_failure=last,
         due_at=None if due is None else float(due) / 1_000_000,
-        held_by=tuple(sorted(map(_ref, held_by), key=name_of)),
-        waits_for=tuple(map(_ref, waits_for)),
+        held_by=_refs(held_by),
+        waits_for=_refs(waits_for),
         waits_for_total=total,
     )
 
@@ -196,8 +196,9 @@ def _task(key: str, task_id: str, priority: int, body: bytes | None) -> Task:
         return salvage(key, task_id, priority, body or b"")
 
 
-def _ref(name: bytes) -> TaskRef:
-    return ref_of(name.decode())
+def _refs(names: Iterable[bytes]) -> tuple[TaskRef, ...]:
+    refs = (ref_of(name.decode()) for name in names)
+    return tuple(sorted(refs, key=lambda ref: (ref.key, ref.task_id)))
 
 
 def _progress(packed: bytes | None) -> float | str | None:
