@@ -11,12 +11,15 @@ _SIZES = {
     "TASKQUEUE_BURST_JOBS": "50000",
     "TASKQUEUE_KIT_EXAMPLES": "1000",
     "TASKQUEUE_SWAP_TASKS": "100000",
+    "TASKQUEUE_FIRING_HISTORIES": "20",
+    "TASKQUEUE_LINE_HISTORIES": "20000",
 }
-_TESTS = "fuzz or million or burst or machine or nobody_waits or swap_of_many"
+_TESTS = "fuzz or million or burst or machine or nobody_waits or swap_of_many or histories"
 _FOLDERS = (
     "tests/server",
     "tests/spark/test_audit.py",
     "tests/dispatch/test_burst.py",
+    "tests/core",
     "tests/memory",
     "tests/redis/test_conformance.py",
 )

@@ -8,6 +8,7 @@ import multiprocessing
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -34,9 +35,11 @@ class Process:
     """A process that runs a program with a backend of its own. The test and the program exchange messages."""
 
     def __init__(self, open_backend: Callable[[], Backend], program: Program, *values: Any) -> None:
-        # The fork server has no event loop and no threads, and starts a process much faster than "spawn".
+        # The fork server has no event loop and no threads, and starts a process much faster than "spawn". It imports
+        # the modules once: this one, and the one of the function that opens the first backend.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])
+        function = open_backend.func if isinstance(open_backend, partial) else open_backend
+        context.set_forkserver_preload([__name__, function.__module__])
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
             target=_run, args=(open_backend, program, theirs, values), daemon=True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
 
@@ -15,6 +16,8 @@ from tests.core.dict_store import DictStore, Disk
 from tests.core.line_histories import History
 
 _STEPS = 50
+_MANY = int(os.environ.get("TASKQUEUE_LINE_HISTORIES", "1500"))
+"""number of histories in the long test; `dev.py soak` sets it high"""
 
 
 async def play(number: int, *, record_store: bool) -> Counter[str]:
@@ -37,7 +40,7 @@ async def play(number: int, *, record_store: bool) -> Counter[str]:
 
 @pytest.mark.parametrize(
     ("number", "record_store"),
-    [(300, False), (20, True), pytest.param(20_000, False, marks=pytest.mark.long)],
+    [(300, False), (20, True), pytest.param(_MANY, False, marks=pytest.mark.long)],
 )
 async def test_histories(number: int, *, record_store: bool) -> None:
     """U16, fault A1: no task is released early, twice or never, however lines are lost, repeated and reordered."""

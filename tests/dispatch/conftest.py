@@ -1,4 +1,4 @@
-"""Fixtures with backends that support slots: Redis always, memory in the long tests only."""
+"""Fixtures with a Redis backend, and with processes that are killed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from taskqueue_core.backend import Backend
-from taskqueue_memory import MemoryBackend
 from tests.dispatch.killed import started
 from tests.redis.backends import opened
 from tests.redis.conftest import (
@@ -18,6 +17,7 @@ from tests.redis.conftest import (
     redis_server,
     shared_servers,
 )
+from tests.redis.servers import RedisServer
 
 __all__ = [
     "make_server",
@@ -35,20 +35,13 @@ def parent() -> Iterator[subprocess.Popen[bytes]]:
         yield parent
 
 
-@pytest.fixture(params=[pytest.param("memory", marks=pytest.mark.long), "redis"])
-async def backend(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
+@pytest.fixture
+async def backend(redis_server: RedisServer, redis_prefix: str) -> AsyncIterator[Backend]:
     """Yield an empty backend with slots, and close it after the test.
 
-    The conformance kit holds both backends to the same contract; the quick tests use Redis only.
+    It is Redis only, because the conformance kit holds all backends to the same contract.
     """
-    if request.param == "memory":
-        memory = MemoryBackend()
-        yield memory
-        await memory.aclose()
-        return
-    server = request.getfixturevalue("redis_server")
-    prefix = request.getfixturevalue("redis_prefix")
     # The lease must be longer than a busy machine may stall a test. Tests that kill a process open a backend of their
     # own.
-    async with opened(server.url, prefix, lease=10.0) as redis:
+    async with opened(redis_server.url, redis_prefix, lease=10.0) as redis:
         yield redis

@@ -20,9 +20,9 @@ BEGIN, END = (
     f"<!-- releases: {word}, written by tests/prefect/table.py -->" for word in ("begin", "end")
 )
 TRIED = {
-    "test_other_releases": "a strict server with the documented settings uses the shared queue",
     "test_plugins_of_a_release": "a strict server whose plugins are not enabled does not start",
     "test_replicas_of_another_release": (
+        "strict servers with the documented settings share a queue: "
         "20 runs of `task.delay()` at one replica are executed by a worker at the other; "
         "of 11 waiting runs of a killed replica each is delivered once, a delayed one at its time"
     ),

@@ -17,16 +17,22 @@ from tests.prefect.support import Taker
 BACKLOG = 10
 
 
-@pytest.fixture(params=[OLDEST, MIDDLE, OTHER])
-def other(site: Site, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
-    """Yield a site that uses another release, with a database of its own and the common store."""
+@pytest.fixture(scope="module")
+def database(site: Site) -> Iterator[Database]:
+    """Yield a database that is empty at first; each release upgrades the tables of the release before it."""
     with Database(site.python, empty=True) as database:
-        other = Site(site.python, tmp_path, database.url, site.redis)
-        own = site.environment("any")["PYTHONPATH"]
-        other.more["PYTHONPATH"] = os.pathsep.join([str(other_prefect(request.param)), own])
-        other.settings["TASKQUEUE_REDIS_PREFIX"] = f"other-{request.param}"
-        other.settings["TASKQUEUE_PREFECT_STRICT"] = "true"
-        yield other
+        yield database
+
+
+@pytest.fixture(params=[OLDEST, MIDDLE, OTHER])
+def other(site: Site, database: Database, tmp_path: Path, request: pytest.FixtureRequest) -> Site:
+    """Return a site that uses another release, with the database of this file and the common store."""
+    other = Site(site.python, tmp_path, database.url, site.redis)
+    own = site.environment("any")["PYTHONPATH"]
+    other.more["PYTHONPATH"] = os.pathsep.join([str(other_prefect(request.param)), own])
+    other.settings["TASKQUEUE_REDIS_PREFIX"] = f"other-{request.param}"
+    other.settings["TASKQUEUE_PREFECT_STRICT"] = "true"
+    return other
 
 
 @pytest.mark.long

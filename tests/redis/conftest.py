@@ -39,15 +39,16 @@ def access_list() -> str:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test with the fixture ``each_engine`` once per engine; all but the main engine are marked ``long``.
 
-    For a test marked ``oldest``, the oldest engine is not marked ``long`` either. The conformance kit, which uses
-    ``each_acl``, leaves out an engine between the oldest and the newest.
+    For a test marked ``oldest``, the oldest engine is not marked ``long`` either. With ``other_acl``, the main engine
+    and the one between it and the oldest are left out.
     """
     if "each_engine" in metafunc.fixturenames:
         quick = {MAIN, OLDEST} if metafunc.definition.get_closest_marker("oldest") else {MAIN}
+        without = {MAIN, BETWEEN} if "other_acl" in metafunc.fixturenames else set()
         names = [
             pytest.param(name, marks=() if name in quick else pytest.mark.long)
             for name in NAMES
-            if name != BETWEEN or "each_acl" not in metafunc.fixturenames
+            if name not in without
         ]
         metafunc.parametrize("each_engine", names, indirect=True, scope="session")
 
@@ -113,8 +114,8 @@ def redis_acl(shared_servers: _Shared) -> RedisServer:
 
 
 @pytest.fixture(scope="session")
-def each_acl(shared_servers: _Shared, each_engine: Engine) -> RedisServer:
-    """A shared server of each engine whose URL has the restricted user of the package's ACL file."""
+def other_acl(shared_servers: _Shared, each_engine: Engine) -> RedisServer:
+    """As `redis_acl`, of each engine but the main one and the one between it and the oldest."""
     return _with_access_list(shared_servers, each_engine)
 
 

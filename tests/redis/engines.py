@@ -23,7 +23,7 @@ MAIN = "valkey-9.1"
 """name of the engine for tests that need only one"""
 OLDEST = "redis-6.2"
 BETWEEN = "valkey-8.1"
-"""name of an engine between these two, on which the conformance kit does not run"""
+"""name of an engine between these two, on which the conformance kit does not run, as `other_acl` says"""
 _FETCHED = (BETWEEN, OLDEST)
 """in the order in which `store_servers` returns them"""
 

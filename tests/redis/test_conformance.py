@@ -86,22 +86,37 @@ class OnRedis(Harness):
         """Return another backend on the same store."""
         return RedisBackend(clock=self.clock, settings=self.settings(self.prefix))
 
-    def opener(self, backend: Backend) -> Callable[[], Backend]:  # noqa: ARG002 - the prefix identifies the store
-        """Return a function that opens a backend on the same store, with a short lease."""
-        settings = self.settings(self.prefix).model_copy(update={"lease": 2.0})
-        return partial(RedisBackend, settings=settings)
-
 
 class TestServer(OnRedis, BackendSuite):
     """The conformance kit on a server, as the restricted user of the ACL file: faults M1, M6."""
 
     @pytest.fixture(autouse=True)
-    def _url(self, each_acl: RedisServer) -> None:
-        self.url, self.server = each_acl.url, each_acl
+    def _url(self, redis_acl: RedisServer) -> None:
+        self.url, self.server = redis_acl.url, redis_acl
+
+    def opener(self, backend: Backend) -> Callable[[], Backend]:  # noqa: ARG002 - the prefix identifies the store
+        """Return a function that opens a backend on the same store, with a short lease."""
+        settings = self.settings(self.prefix).model_copy(update={"lease": 2.0})
+        return partial(RedisBackend, settings=settings)
 
     async def stored(self, backend: Backend) -> int:  # noqa: ARG002 - the prefix identifies the store
         """Count the keys of the backend and the members of each."""
         return await asyncio.to_thread(stored, self.server, self.prefix)
+
+
+@pytest.mark.long
+class TestOtherServers(OnRedis, BackendSuite):
+    """The conformance kit on the oldest engine and on those of this machine (fault M1): their commands may differ.
+
+    Killed processes, leftovers and most random histories are left out, because they are about the client and the
+    scripts, which are the same.
+    """
+
+    max_examples = histories(2)
+
+    @pytest.fixture(autouse=True)
+    def _url(self, other_acl: RedisServer) -> None:
+        self.url = other_acl.url
 
 
 class TestLostAnswers(OnRedis, FaultsSuite):
@@ -144,6 +159,9 @@ class TestClusterHistories(OnCluster, MachineSuite, SlotsMachineSuite):
 
 @pytest.mark.long
 class TestCluster(OnCluster, BackendSuite):
-    """The rest of the conformance kit on a cluster."""
+    """The rest of the conformance kit on a cluster.
+
+    Processes that are killed while they use a cluster are in tests/chaos/test_cluster.py.
+    """
 
     max_examples = 1  # `TestClusterHistories` has the random histories
