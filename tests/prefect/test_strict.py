@@ -52,7 +52,7 @@ def served(site: Site, *words: str, **settings: str) -> subprocess.CompletedProc
         env=site.environment("once", **site.settings | settings),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
 

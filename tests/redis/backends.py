@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -63,6 +64,23 @@ async def fall_silent(server: RedisServer, backend: RedisBackend, *tokens: str) 
         for token in tokens:
             server.call("ZADD", f"{name}:alive", "XX", 1, token)
         server.call("HSET", f"{name}:meta", "armed", 1)
+
+
+@contextlib.contextmanager
+def counted_wakeups() -> Iterator[Counter[str]]:
+    """Count how often the running event loop wakes up, as ``wakeups``. Load of the machine does not add any."""
+    selector = asyncio.get_running_loop()._selector  # type: ignore[attr-defined]
+    found, select = Counter[str](), selector.select
+
+    def counting(timeout: float | None = None) -> Any:
+        found["wakeups"] += 1
+        return select(timeout)
+
+    selector.select = counting
+    try:
+        yield found
+    finally:
+        del selector.select
 
 
 async def publish(backend: RedisBackend, *ids: str, key: str = KEY, **fields: Any) -> None:

@@ -15,7 +15,7 @@ _SLOTS = 16_384
 _CLUSTER = {
     "cluster-enabled": "yes",
     "cluster-config-file": "nodes.conf",
-    "cluster-node-timeout": "1500",
+    "cluster-node-timeout": "15000",  # the default; tests of failovers set a short one
     "cluster-allow-replica-migration": "no",  # so that each master keeps the replicas of the test
     "cluster-replica-validity-factor": "0",  # so that a replica may always take over
 }
