@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-import time
 from collections.abc import Callable
+from time import monotonic, time
 from typing import Protocol
 
 
@@ -31,11 +31,11 @@ class SystemClock:
     """A clock that reads the system's time once and then uses the monotonic clock, so it ignores later time changes."""
 
     def __init__(self) -> None:
-        self._anchor = time.time() - time.monotonic()
+        self._anchor = time() - monotonic()
 
     def now(self) -> float:
         """Return the time in Unix seconds."""
-        return self._anchor + time.monotonic()
+        return self._anchor + monotonic()
 
     def call_at(self, when: float, callback: Callable[[], None]) -> Timer:
         """Run the callback once in the running event loop, at ``when`` or at once if ``when`` has passed."""

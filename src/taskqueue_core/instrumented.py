@@ -13,12 +13,10 @@ from typing import cast
 from taskqueue_core import telemetry
 from taskqueue_core.authoring.helpers import (
     SubscriptionBase,
-    reject_after,
-    reject_ordering_keys,
-    reject_unique_keys,
 )
 from taskqueue_core.authoring.schedule_steps import result_of
-from taskqueue_core.backend import Backend, Capabilities, Capability, Publisher, Subscription
+from taskqueue_core.authoring.unsupported import field_checks
+from taskqueue_core.backend import Backend, Capabilities, Publisher, Subscription
 from taskqueue_core.capabilities import (
     Control,
     DeadLettering,
@@ -134,19 +132,13 @@ class InstrumentedPublisher:
         self._inner = inner
         self._hooks = hooks
         self._guard = guard
-        self._orders = Capability.ORDERING_KEYS in backend.capabilities.names
-        self._unique = Capability.UNIQUE in backend.capabilities.names
-        self._waits = Capability.AFTER in backend.capabilities.names
+        self._checks = field_checks(backend.capabilities)
         if hasattr(inner, "room_signal"):
             self.room_signal = cast("RoomSignals", inner).room_signal
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
-        if not self._orders:
-            reject_ordering_keys(tasks)
-        if not self._unique:
-            reject_unique_keys(tasks)
-        if not self._waits:
-            reject_after(tasks)
+        for check in self._checks:
+            check(tasks)
         guard = self._guard
         if guard is not None and not guard.checked:
             await guard.check()

@@ -16,11 +16,7 @@ import msgspec
 from typing_extensions import Unpack
 
 from taskqueue_core.assembly import open_backend
-from taskqueue_core.authoring.helpers import (
-    reject_after,
-    reject_ordering_keys,
-    reject_unique_keys,
-)
+from taskqueue_core.authoring.unsupported import field_checks
 from taskqueue_core.backend import Backend, Capability, Subscription
 from taskqueue_core.capabilities import RoomSignal, RoomSignals, control_of, has
 from taskqueue_core.errors import (
@@ -130,9 +126,7 @@ class Queue:
         """Create a queue on ``backend``, which the caller closes."""
         self.backend = backend
         self._knows_time = False
-        self._orders = has(backend, Capability.ORDERING_KEYS)
-        self._unique = has(backend, Capability.UNIQUE)
-        self._waits = has(backend, Capability.AFTER)
+        self._checks = field_checks(backend.capabilities)
 
     async def publish(
         self, key: str, payload: object = None, **options: Unpack[PublishOptions]
@@ -202,12 +196,8 @@ class Queue:
         check_duration("wait", wait)
         end = asyncio.get_running_loop().time() + wait
         pending = list(tasks)
-        if not self._orders:
-            reject_ordering_keys(pending)
-        if not self._unique:
-            reject_unique_keys(pending)
-        if not self._waits:
-            reject_after(pending)
+        for check in self._checks:
+            check(pending)
         confirmations: list[Confirmation] = []
         for start in range(0, len(pending), LIMITS.batch):
             batch = pending[start : start + LIMITS.batch]

@@ -25,4 +25,7 @@ class State(StrEnum):
     @property
     def live(self) -> bool:
         """Whether a task in this state may still be delivered."""
-        return self in (State.BLOCKED, State.SCHEDULED, State.WAITING, State.IN_FLIGHT)
+        return self in _LIVE
+
+
+_LIVE = (State.BLOCKED, State.SCHEDULED, State.WAITING, State.IN_FLIGHT)

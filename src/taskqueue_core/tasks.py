@@ -153,7 +153,12 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def size(self) -> int:
         """The number of bytes of the payload and the headers."""
-        return len(self.payload) + sum(len((k + v).encode()) for k, v in self.headers.items())
+        size = len(self.payload)
+        return (
+            size + sum(len((k + v).encode()) for k, v in self.headers.items())
+            if self.headers
+            else size
+        )
 
 
 @lru_cache(maxsize=4096)

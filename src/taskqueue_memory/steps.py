@@ -132,7 +132,9 @@ class Steps:
         worker: str | None = None,
         error: str | None = None,
         due_at: float | None = None,
+        now: float | None = None,
     ) -> None:
+        """Set the state of a record, and update what depends on it. ``now``: the time, if the caller has read it."""
         queue, states, before = record.queue, record.queue.states, record.state
         if before is None:
             queue.published += 1
@@ -141,7 +143,7 @@ class Steps:
             if before is State.WAITING:
                 queue.withdraw(record)
         states[state] += 1
-        record.updated_at = self.clock.now()
+        record.updated_at = self.clock.now() if now is None else now
         record.state = state
         if state is State.DEAD or before is State.DEAD:
             self._note_dead(record)
@@ -228,19 +230,21 @@ class Steps:
             for subscription in queue.subscribers:
                 subscription.ready[queue] = None
 
-    def _make_available(self, record: TaskRecord, event: str) -> None:
+    def _make_available(self, record: TaskRecord, event: str, now: float | None = None) -> None:
         """Put an entry into its lane and wake a subscription, or let the entry wait for its ordering key."""
         record.seq = next(self._seq)
         queue, key = record.queue, record.task.ordering_key
         if key is not None:
             queue.turns.comes(record, key)
         if record.held:
-            self._enter(record, State.WAITING, event)
+            self._enter(record, State.WAITING, event, now=now)
         else:
-            self._offer(queue)
+            if not queue.available:  # otherwise all subscribers already have the queue in ``ready``
+                self._offer(queue)
             queue.append(record)
-            self._enter(record, State.WAITING, event)
-            self.notify(queue, 1)
+            self._enter(record, State.WAITING, event, now=now)
+            if queue.waiting:
+                self.notify(queue, 1)
         record.available_at = record.updated_at
 
     def _pass_key_on(self, record: TaskRecord, key: str) -> None:
@@ -252,25 +256,37 @@ class Steps:
             queue.let_in(following, record.updated_at)
             self.notify(queue, 1)
 
-    def _schedule(self, record: TaskRecord, at: float, event: str, **fields: str | None) -> None:
-        """Set the time at which an entry becomes available; a blocked entry stays blocked."""
-        if record.state is State.BLOCKED:
-            self._block(record, at, event, **fields)
-        else:
-            self._put_off(record, at, event, **fields)
-
-    def _put_off(self, record: TaskRecord, at: float, event: str, **fields: str | None) -> None:
+    def _schedule(
+        self,
+        record: TaskRecord,
+        at: float,
+        event: str,
+        *,
+        worker: str | None = None,
+        error: str | None = None,
+        released: bool = False,
+    ) -> None:
+        """Set the time at which an entry becomes available. A blocked entry stays blocked unless ``released``."""
+        if record.state is State.BLOCKED and not released:
+            self._block(record, at, event, worker=worker, error=error)
+            return
         record.seq = next(self._seq)
         record.at = at
-        self._enter(record, State.SCHEDULED, event, due_at=at, **fields)
+        self._enter(record, State.SCHEDULED, event, worker=worker, error=error, due_at=at)
         self.timers.schedule(record, at)
 
     def _block(
-        self, record: TaskRecord, at: float | None, event: str, **fields: str | None
+        self,
+        record: TaskRecord,
+        at: float | None,
+        event: str,
+        *,
+        worker: str | None = None,
+        error: str | None = None,
     ) -> None:
         record.seq = next(self._seq)
         record.at = at or 0.0
-        self._enter(record, State.BLOCKED, event, due_at=at, **fields)
+        self._enter(record, State.BLOCKED, event, worker=worker, error=error, due_at=at)
 
     def unblock(self, record: TaskRecord, change: Change) -> None:
         """Release a blocked entry, or end it."""
@@ -282,7 +298,7 @@ class Steps:
         elif change.state is State.DEAD:
             self._enter(record, State.DEAD, "dead_lettered")
         elif record.at > self.clock.now():
-            self._put_off(record, record.at, "released")
+            self._schedule(record, record.at, "released", released=True)
         else:
             self._make_available(record, "released")
 
@@ -316,10 +332,11 @@ class Steps:
         verb: str | None = None,
         revoke: bool = False,
         error: str | None = None,
+        now: float | None = None,
     ) -> None:
         worker = record.owner.consumer if record.owner else None
         self._end_receipt(record, verb, revoke=revoke)
-        self._enter(record, state, event, worker=worker, error=error)
+        self._enter(record, state, event, worker=worker, error=error, now=now)
         if state is not State.DEAD:
             record.shed()
             self.timers.ends.add(record.kept_until, record, record.seq)

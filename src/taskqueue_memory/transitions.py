@@ -85,7 +85,7 @@ class MemoryStore(Steps):
         elif at is not None and at > now:
             self._schedule(record, at, "published")
         else:
-            self._make_available(record, "published")
+            self._make_available(record, "published", now)
         return Confirmation(
             key=task.key, task_id=task.id, status=Published.ACCEPTED, position=position
         )
@@ -230,7 +230,7 @@ class MemoryStore(Steps):
             if settings.max_processing_time is not None:
                 self._watch(record)
             queue.handed_out(record, now)
-            self._enter(record, State.IN_FLIGHT, "delivered")
+            self._enter(record, State.IN_FLIGHT, "delivered", now=now)
             return delivery
         return None
 
@@ -239,8 +239,9 @@ class MemoryStore(Steps):
         record = self.receipts.get(delivery.receipt)
         if record is None:
             return self._settled_before(delivery, "ack")
-        record.store_result(result, self.clock.now(), record.queue.settings.result_ttl)
-        self._finish(record, State.DONE, "acked", verb="ack")
+        now = self.clock.now()
+        record.store_result(result, now, record.queue.settings.result_ttl)
+        self._finish(record, State.DONE, "acked", verb="ack", now=now)
         return Settled.OK
 
     def redeliver(self, delivery: Delivery, loser: Consumer | None) -> Settled:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Collection, Iterable, Sequence
-from itertools import groupby
+from itertools import chain, groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,7 +26,7 @@ from taskqueue_redis.context import RedisContext
 from taskqueue_redis.scripts.coalescer import Coalescer, split
 from taskqueue_redis.scripts.receipts import parse_receipt
 from taskqueue_redis.scripts.runner import Arg, microseconds
-from taskqueue_redis.scripts.task_codec import digest, encode, name_of, unique_fields
+from taskqueue_redis.scripts.task_codec import digest, encode, is_plain, name_of, unique_fields
 from taskqueue_redis.wakeups import RedisRoomSignal, channel_of
 
 _NO_MEMORY_RETRY_SECONDS = 1.0
@@ -62,8 +63,9 @@ class RedisPublisher:
             await self._scripts.check_promises()
         if not tasks:
             return ()
-        if any(task.after is not None for task in tasks):
-            return await self._publish_in_order(tasks)
+        for task in tasks:
+            if task.after is not None:
+                return await self._publish_in_order(tasks)
         partitions = self._scripts.partitions
         if len(tasks) == 1 or (len(partitions.names) == 1 and len(tasks) <= LIMITS.batch):
             return tuple(await self._publishes.submit(partitions.of(tasks[0].key), tasks))
@@ -221,28 +223,28 @@ def _size(task: Task) -> int:
 
 def _script_args(tasks: Sequence[Task]) -> _Ask:
     """Return the arguments of the script ``publish``: the tasks by queue, or in order if one waits for others."""
-    groups: list[tuple[str, Sequence[int]]]
-    if any(task.after is not None for task in tasks):
-        runs = groupby(range(len(tasks)), lambda place: tasks[place].key)
-        groups = [(key, tuple(places)) for key, places in runs]
-    else:
-        by_key: dict[str, list[int]] = {}
+    order: list[int] | None = None
+    groups = [(key, list(group)) for key, group in groupby(tasks, attrgetter("key"))]
+    if len(groups) > 1 and all(task.after is None for task in tasks):
+        places: dict[str, list[int]] = {}
         for place, task in enumerate(tasks):
-            by_key.setdefault(task.key, []).append(place)
-        groups = list(by_key.items())
+            places.setdefault(task.key, []).append(place)
+        order = list(chain.from_iterable(places.values()))
+        groups = [(key, [tasks[place] for place in of_key]) for key, of_key in places.items()]
     args: list[Arg] = []
-    for key, places in groups:
-        args += (key, len(places))
-        for place in places:
-            args += task_args(tasks[place])
-    order = None if len(groups) == 1 else [place for _, places in groups for place in places]
+    for key, group in groups:
+        args += (key, len(group))
+        args += task_args(group)
     return _Ask({key for key, _ in groups}, args, order)
 
 
-def task_args(task: Task) -> tuple[Arg, Arg, Arg]:
-    """Return the arguments of the Lua function ``publish_tasks`` for one task."""
-    envelope = encode(task)
-    return task.id, _descriptor(task, envelope), envelope
+def task_args(tasks: Iterable[Task]) -> list[Arg]:
+    """Return the arguments of the Lua function ``publish_tasks`` for tasks: three of each."""
+    args: list[Arg] = []
+    for task in tasks:
+        envelope = encode(task)
+        args += (task.id, _descriptor(task, envelope), envelope)
+    return args
 
 
 async def _gather_all(
@@ -264,6 +266,8 @@ async def _gather_all(
 
 def _descriptor(task: Task, envelope: bytes) -> bytes:
     about = digest(task) + _DIGITS[task.priority]
+    if is_plain(envelope):
+        return about
     plain = task.tenant is None and task.ordering_key is None
     rare = _rare(task, envelope)
     if plain and task.not_before is None and task.deadline is None and not rare:
@@ -291,7 +295,7 @@ def _rare(task: Task, envelope: bytes) -> dict[str, Any] | None:
 def _batch_of(task: Task) -> str:
     """Return the name of the batch of a member; empty if it is none."""
     batch = task.batch
-    return "" if batch in (None, TaskRef(task.key, task.id)) else name_of(batch)
+    return "" if batch is None or batch == TaskRef(task.key, task.id) else name_of(batch)
 
 
 def _optional_time(time: float | None) -> int | str:

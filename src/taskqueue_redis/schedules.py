@@ -205,7 +205,7 @@ def _fire_args(fire: Fire) -> list[Arg]:
         " ".join(str(microseconds(run.instant)) for run in fire.runs),
     ]  # fmt: skip
     for run in fire.runs:
-        args += task_args(run.task)
+        args += task_args((run.task,))
     return args
 
 

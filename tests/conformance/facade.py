@@ -8,10 +8,8 @@ from typing import Any
 from taskqueue_core.authoring.helpers import (
     SubscriptionBase,
     checked_settings,
-    reject_after,
-    reject_ordering_keys,
-    reject_unique_keys,
 )
+from taskqueue_core.authoring.unsupported import field_checks, reject_unique_keys
 from taskqueue_core.backend import Capabilities, Capability, Publisher
 from taskqueue_core.capabilities import Control, DeadLetters, Durability, QueueSettings
 from taskqueue_core.capabilities.schedules import Fire, Fired
@@ -196,12 +194,8 @@ def backend_of(broken: Broken) -> type[Facade]:
 
 class _LesserPublisher(FacadePublisher):
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
-        if Capability.ORDERING_KEYS not in self.facade.capabilities.names:
-            reject_ordering_keys(tasks)
-        if Capability.UNIQUE not in self.facade.capabilities.names:
-            reject_unique_keys(tasks)
-        if Capability.AFTER not in self.facade.capabilities.names:
-            reject_after(tasks)
+        for check in field_checks(self.facade.capabilities):
+            check(tasks)
         return await super().publish(*tasks)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from taskqueue_core.after import After, TaskRef
-from taskqueue_core.authoring.helpers import reject_after
+from taskqueue_core.authoring.unsupported import reject_after
 from taskqueue_core.errors import CapabilityMissing, InvalidInput
 from taskqueue_core.tasks import Task
 

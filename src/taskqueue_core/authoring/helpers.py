@@ -12,7 +12,6 @@ from typing import NamedTuple, Protocol, Self, overload
 from taskqueue_core.capabilities import Durability, QueueSettings
 from taskqueue_core.clock import Clock
 from taskqueue_core.errors import (
-    CapabilityMissing,
     InvalidInput,
     LeaseLost,
     QueueInUse,
@@ -242,35 +241,6 @@ def checked_settings(
             "bound_to", "queues", "none, because this backend does not support fan-out"
         )
     return settings
-
-
-def reject_ordering_keys(tasks: Iterable[Task]) -> None:
-    """Raise `InvalidInput` if a task has an ordering key. Backends without ``ordering_keys`` call it in `publish`."""
-    for task in tasks:
-        if task.ordering_key is not None:
-            raise InvalidInput(
-                "ordering_key", "a key", "none, because this backend does not support ordering keys"
-            )
-
-
-def reject_unique_keys(tasks: Iterable[Task]) -> None:
-    """Raise `CapabilityMissing` if a task has a unique key. Backends without ``unique`` call it in `publish`."""
-    for task in tasks:
-        if task.unique is not None:
-            raise CapabilityMissing(
-                f"the task {task.id!r} has a unique key, and the backend does not have the capability 'unique': "
-                "publish it without the key, or use a backend that has the capability"
-            )
-
-
-def reject_after(tasks: Iterable[Task]) -> None:
-    """Raise `CapabilityMissing` if a task waits for others or has a batch. Backends without ``after`` call it."""
-    for task in tasks:
-        if task.after is not None or task.batch is not None:
-            field = "batch" if task.after is None else "after"
-            raise CapabilityMissing(
-                f"the backend does not have the capability 'after', so a task cannot have the field {field!r}"
-            )
 
 
 def refusal(

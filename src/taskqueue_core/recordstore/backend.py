@@ -11,8 +11,8 @@ from taskqueue_core.authoring.helpers import (
     check_size,
     encodable,
     refusal,
-    reject_ordering_keys,
 )
+from taskqueue_core.authoring.unsupported import reject_ordering_keys
 from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.capabilities import Durability
 from taskqueue_core.clock import Clock

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from taskqueue_core.authoring.helpers import reject_ordering_keys
 from taskqueue_core.authoring.schedule_steps import (
     check_fires,
     check_schedule_limit,
@@ -14,6 +13,7 @@ from taskqueue_core.authoring.schedule_steps import (
     fire_step,
     put_step,
 )
+from taskqueue_core.authoring.unsupported import reject_ordering_keys
 from taskqueue_core.capabilities import Due, Fire, Fired, StoredSchedule
 from taskqueue_core.errors import PublishUnconfirmed
 from taskqueue_core.recordstore.notify import RecordRoomSignal

@@ -17,9 +17,9 @@ the last one. Without a checksum at the end, the bodies of similar tasks would h
 
 from __future__ import annotations
 
-import hashlib
 import zlib
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -84,17 +84,16 @@ def encode(task: Task) -> bytes:
 
 def decode(key: str, task_id: str, priority: int, envelope: bytes) -> Task:
     """Return the task in an envelope. Raises `Corrupt` if the envelope was changed."""
-    if envelope[:1] == _REPLACED:
-        return _decode_replaced(key, task_id, priority, envelope)
-    wide = envelope[:1] == _WIDE
-    if not wide and envelope[:1] != _PLAIN[:1]:
-        raise Corrupt("unknown version of the envelope")
-    body = envelope[:-_CHECKSUM]
-    if _checksum(body, task_id) != envelope[-_CHECKSUM:]:
-        raise Corrupt("the checksum does not match")
-    if body.startswith(_PLAIN):
+    if is_plain(envelope):
+        body = _checked(envelope, task_id)
         return checked_task(key, task_id, priority, body[_HEAD:])
-    head = _WIDE_HEAD if wide else _HEAD
+    version = envelope[:1]
+    if version == _REPLACED:
+        return _decode_replaced(key, task_id, priority, envelope)
+    if version not in (_PLAIN[:1], _WIDE):
+        raise Corrupt("unknown version of the envelope")
+    body = _checked(envelope, task_id)
+    head = _WIDE_HEAD if version == _WIDE else _HEAD
     size = head + int.from_bytes(body[1:head], "big")
     try:
         unusual = _decoder.decode(body[head:size])
@@ -105,6 +104,19 @@ def decode(key: str, task_id: str, priority: int, envelope: bytes) -> Task:
         )
     except (ValueError, TypeError, KeyError, msgspec.MsgspecError) as error:
         raise Corrupt("the header cannot be read") from error
+
+
+def is_plain(envelope: bytes) -> bool:
+    """Return whether an envelope has no header: all fields of the task but id, payload and priority are defaults."""
+    return envelope.startswith(_PLAIN)
+
+
+def _checked(envelope: bytes, task_id: str) -> bytes:
+    """Return an envelope without its checksum. Raises `Corrupt` if the checksum does not match."""
+    body = envelope[:-_CHECKSUM]
+    if _checksum(body, task_id) != envelope[-_CHECKSUM:]:
+        raise Corrupt("the checksum does not match")
+    return body
 
 
 def _decode_replaced(key: str, task_id: str, priority: int, envelope: bytes) -> Task:
@@ -119,7 +131,7 @@ def _decode_replaced(key: str, task_id: str, priority: int, envelope: bytes) -> 
 
 def digest(task: Task) -> bytes:
     """Return the digest of a task, which shows whether two tasks with the same id have the same content."""
-    return hashlib.blake2b(task.content_digest or task.payload, digest_size=8).digest()
+    return blake2b(task.content_digest or task.payload, digest_size=8).digest()
 
 
 def unique_fields(task: Task, envelope: bytes) -> bytes:
@@ -213,15 +225,14 @@ def deliveries_of(
     tail = f".{lane}.{token}.{key}"
     priority = int(lane[1])
     for n in range(0, len(entries), ENTRY):
-        receipt = entries[n].decode() + tail
-        entry = entries[n + 1 : n + ENTRY]
+        number, name, body, more = entries[n : n + ENTRY]
+        receipt = number.decode() + tail
         try:
             found = of_task.get(n // ENTRY + 1, ()) if of_task else ()
-            good.append(
-                delivery_of(key, priority, receipt, at, entry, timeout=timeout, inputs=found)
-            )
+            task = decode(key, name.decode(), priority, body)
+            good.append(_delivery(task, receipt, at, timeout, more, inputs=found))
         except ValueError:  # an unreadable entry must not prevent the delivery of the others
-            task = salvage(key, _name_of(entry[0], receipt), priority, entry[1])
+            task = salvage(key, _name_of(name, receipt), priority, body)
             bad.append(_delivery(task, receipt, at, b"", b""))
     return good, bad
 

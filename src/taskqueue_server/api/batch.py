@@ -8,13 +8,7 @@ from collections.abc import AsyncIterator
 import msgspec
 from starlette.responses import Response
 
-from taskqueue_core.authoring.helpers import (
-    reject_after,
-    reject_ordering_keys,
-    reject_unique_keys,
-)
-from taskqueue_core.backend import Capability
-from taskqueue_core.capabilities import has
+from taskqueue_core.authoring.unsupported import field_checks
 from taskqueue_core.errors import CapabilityMissing, InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Task
@@ -53,9 +47,7 @@ class _Batch:
         self.answers: list[bytes] = []
         self._call = call
         self._id_of = id_maker(call)
-        self._orders = has(call.context.backend, Capability.ORDERING_KEYS)
-        self._unique = has(call.context.backend, Capability.UNIQUE)
-        self._waits = has(call.context.backend, Capability.AFTER)
+        self._checks = field_checks(call.context.backend.capabilities)
         self._number = 0
         self._waiting: list[tuple[int, Task]] = []
 
@@ -75,7 +67,8 @@ class _Batch:
             body = bodies.decode(TaskIn, line)
             task_id = self._id_of(body.key, body.id, self._number)
             task = body.to_task(self._call.context.backend.now(), task_id)
-            self._demand_capabilities(task)
+            for check in self._checks:
+                check((task,))
             demand_to_publish(self._call, task)
         except ProblemError as error:
             problem = error.problem
@@ -89,14 +82,6 @@ class _Batch:
             self.answers.append(b"")
             if len(self._waiting) == LIMITS.batch:
                 await self.flush()
-
-    def _demand_capabilities(self, task: Task) -> None:
-        if not self._orders:
-            reject_ordering_keys((task,))
-        if not self._unique:
-            reject_unique_keys((task,))
-        if not self._waits:
-            reject_after((task,))
 
     async def flush(self) -> None:
         waiting, self._waiting = self._waiting, []
