@@ -162,3 +162,17 @@ async def test_the_loop(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     texts = [record.message for record in caplog.records if record.name == "taskqueue.dependencies"]
     assert len(texts) == 1
     assert "were not carried" in texts[0]
+
+
+async def test_a_partition_that_is_down_is_logged_once(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """U16: while one of several partitions does not answer, the log says so once, until it has answered again."""
+    store.failing.down = {OTHERS}
+    for ref in (TaskRef(PARENTS, "p"), TaskRef(OTHERS, "o")):
+        await store.publish(CHILDREN, f"of-{ref.task_id}", after=after(ref.task_id, key=ref.key))
+    running = asyncio.create_task(run_carrier(store.failing))
+    await until(lambda: store.failing.calls.count("register") >= 6)
+    running.cancel()
+    texts = [record.message for record in caplog.records if record.name == "taskqueue.dependencies"]
+    assert len(texts) == 1

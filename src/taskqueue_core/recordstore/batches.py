@@ -103,7 +103,7 @@ class Batches:
         batch, tally = record.task.batch, record.tally
         if batch is None or tally is None or not tally.sealed:
             return
-        if self._store.load_link(_asked(batch)) is None:
+        if line_at(self._store, _asked(batch)) is None:
             self._store.save_link(_asked(batch), self._ask_to_close(batch, now).encode())
 
     def _blocked(self, batch: TaskRef) -> Record | None:
@@ -179,6 +179,12 @@ class Batches:
                 Line(id="", kind=LineKind.COUNT, parent=batch, count=count), now
             )
         self._save(batch, counted)
+
+
+def line_at(store: RecordStore, name: str) -> bytes | None:
+    """Return the line whose number a link has; ``None`` if there is no such link, or no such line any more."""
+    number = store.load_link(name)
+    return None if number is None else store.load_link(f"line {number.decode()}")
 
 
 def _name_of(batch: TaskRef) -> str:

@@ -23,7 +23,7 @@ from msgspec import structs
 from taskqueue_core.after import After, TaskRef
 from taskqueue_core.authoring.waits import Change, Note, Seen, Wait, line_of, note_of, report_of
 from taskqueue_core.capabilities import AT_ONCE, Line, LineKind, Report
-from taskqueue_core.recordstore.batches import Batches
+from taskqueue_core.recordstore.batches import Batches, line_at
 from taskqueue_core.recordstore.store import Record, RecordStore
 from taskqueue_core.tasks import State
 
@@ -135,7 +135,7 @@ class Links:
         for place in tuple(wait.missing):
             ref, note = after.tasks[place], wait.note(child, after, place)
             parent = self._parent(ref)
-            if self._store.load_link(_name_of("end", ref, note)) is not None:
+            if line_at(self._store, _name_of("end", ref, note)) is not None:
                 continue
             if parent is None:
                 unknown.append(place)
@@ -147,7 +147,7 @@ class Links:
                 return
         for line in wait.registrations(child, after, unknown):
             name = _name_of("asked", line.parent, note_of(line))
-            if self._store.load_link(name) is None:
+            if line_at(self._store, name) is None:
                 self._store.save_link(name, self.add(line, now).encode())
 
     # A parent changes, or a child ends
@@ -322,8 +322,8 @@ class Links:
             if not parent.ended:
                 self._note(parent, note, last)
             return report_of(line.parent, note, _look_at(parent, last, now))
-        number = self._store.load_link(_name_of("end", line.parent, note))
-        if number is not None and (found := self._store.load_link(f"line {number.decode()}")):
+        found = line_at(self._store, _name_of("end", line.parent, note))
+        if found is not None:
             end = msgspec.msgpack.decode(found, type=Line)
             return report_of(line.parent, note, Seen(end.state, end.version, end.result))
         for _, value in self._store.links(*_within("rest", line.parent), 1):
