@@ -102,6 +102,8 @@ class QueueSchedules:
             raise InvalidInput("schedule", kind_of(schedule), "a Schedule")
         if version is not None:
             check_number("version", version, 0, 2**53)
+        if declared_by:
+            check_name("declared_by", declared_by)
         self.demand(schedule)
         attempt = 0
         while True:

@@ -216,6 +216,8 @@ async def test_what_does_not_exist_or_is_no_schedule_is_named(queue: Queue) -> N
     wrong: Any = {"name": "digest"}
     with pytest.raises(InvalidInput, match="schedule"):
         await queue.schedules.put(wrong)
+    with pytest.raises(InvalidInput, match="declared_by"):
+        await queue.schedules.put(hourly(), declared_by="x" * 201)
     await queue.schedules.put(hourly())
     with pytest.raises(InvalidInput, match="key: got another queue"):
         await queue.schedules.put(replace(hourly(), call=TaskTemplate.of("other")))

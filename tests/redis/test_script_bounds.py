@@ -121,7 +121,7 @@ async def test_bytes_per_script_call(
     async with calm(redis_server, redis_prefix) as backend:
         await backend.control.configure(KEY, QUEUES[name])
         calls = Calls(backend, monkeypatch)
-        ids = [f"t{n}" for n in range(200)]
+        ids = [f"t{n}" for n in range(90)]
         answers = await backend.publisher.publish(
             *(Task(key=KEY, id=i, payload=LARGE) for i in ids)
         )
@@ -129,15 +129,15 @@ async def test_bytes_per_script_call(
         again = await backend.publisher.publish(*(Task(key=KEY, id=i, payload=LARGE) for i in ids))
         assert {answer.status for answer in again} == {Published.DUPLICATE}
         async with backend.subscribe([KEY], "c") as consumer:
-            taken = await received(consumer, 200)
+            taken = await received(consumer, 90)
             assert [delivery.task.id for delivery in taken] == ids
             receipts = [delivery.receipt for delivery in taken]
             assert [d and d.receipt for d in await consumer.adopt(*receipts)] == receipts
             assert set(await consumer.redeliver(*taken)) == {Settled.OK}
-            taken = await received(consumer, 200)
+            taken = await received(consumer, 90)
             assert [delivery.task.id for delivery in taken] == ids
-            assert set(await consumer.ack(*taken, results=[LARGE] * 200)) == {Settled.OK}
-        assert await backend.control.results(KEY, *ids) == (LARGE,) * 200
+            assert set(await consumer.ack(*taken, results=[LARGE] * 90)) == {Settled.OK}
+        assert await backend.control.results(KEY, *ids) == (LARGE,) * 90
         for script in ("publish", "receive", "adopt", "redeliver", "ack", "result"):
             assert len(calls.of(script)) > 1
             assert max(calls.of(script)) <= MOST, script

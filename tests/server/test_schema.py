@@ -94,13 +94,19 @@ def one_line(_: schemathesis.SerializationContext, value: object) -> bytes:
     return msgspec.json.encode(value) if not isinstance(value, bytes) else value
 
 
-schema = schemathesis.openapi.from_dict(document(OPERATIONS, VERSION, open_to_all=False))
+def _lighter(told: Any) -> Any:
+    """Return a description without ``uniqueItems``: drawing a thousand different items for each array takes seconds."""
+    if isinstance(told, dict):
+        return {name: _lighter(value) for name, value in told.items() if name != "uniqueItems"}
+    return [*map(_lighter, told)] if isinstance(told, list) else told
+
+
+TOLD = {word: document(OPERATIONS, VERSION, open_to_all=word) for word in (False, True)}
+schema = schemathesis.openapi.from_dict(_lighter(TOLD[False]))
 # No cases are computed in advance, because the tests of this schema would not use them.
 _at_random = schemathesis.Config()
 _at_random.projects.default.phases.update(phases=["fuzzing"])
-open_schema = schemathesis.openapi.from_dict(
-    document(OPERATIONS, VERSION, open_to_all=True), config=_at_random
-)
+open_schema = schemathesis.openapi.from_dict(_lighter(TOLD[True]), config=_at_random)
 _tried_settings = tried(
     max_examples=EXAMPLES,
     deadline=None,
@@ -165,7 +171,8 @@ def test_fuzz_while_migrating(case: schemathesis.Case[Any], migrating_server: st
 
 def test_the_servers_description_is_this_one(server: str, open_server: str) -> None:
     """The server serves the description that these tests use, with or without authentication."""
-    for url, it in ((server, schema), (open_server, open_schema)):
-        it.validate()  # Check that the document is valid OpenAPI 3.1.
+    for url, word in ((server, False), (open_server, True)):
         told = httpx2.get(f"{url}/v1/openapi.json", trust_env=False).json()
-        assert told == msgspec.json.decode(msgspec.json.encode(it.raw_schema))
+        assert told == msgspec.json.decode(msgspec.json.encode(TOLD[word]))
+        # Check that the document is valid OpenAPI 3.1.
+        schemathesis.openapi.from_dict(told).validate()
