@@ -4,12 +4,14 @@ python3 dev.py chaos [--seeds N] [--minutes M] [--jobs J] [--menu NAME] [--seed 
 python3 dev.py chaos --outages
 python3 dev.py chaos --durability [RUNS]
 python3 dev.py chaos --fairness [TASKS]
+python3 dev.py chaos --workflows [SEEDS] [--menu NAME] [--jobs J]
 
 Without options: all tests marked chaos, then a campaign of 20 seeds. With --seeds or --minutes: only such a
 campaign. A campaign continues after the last seed of the previous one, adds its results to the totals in
 tests/chaos/results/ and writes the totals into docs/reliability.md. With --seed: only the run with this seed.
 With --outages: the long outages, about ten minutes. With --durability: the losses of each durability class, about
 twenty minutes. With --fairness: one tenant with a million tasks next to 99 tenants with ten, some minutes.
+With --workflows: workflows and schedules under each kind of fault of theirs, 20 seeds each, about an hour.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 
-from tests.chaos import durability, fairness, outages
+from tests.chaos import durability, fairness, flows, outages
 from tests.chaos.render import BLOCKS, put, render
 from tests.chaos.rules_jobs import JobFigures
 from tests.chaos.rules_jobs import describe as describe_jobs
@@ -55,12 +57,16 @@ def main(arguments: list[str]) -> int:
         "--fairness", type=int, nargs="?", const=fairness.MANY, metavar="TASKS",
         help=f"how long tenants wait beside one that has so many tasks ({fairness.MANY:,})",
     )  # fmt: skip
+    parser.add_argument(
+        "--workflows", type=int, nargs="?", const=flows.SEEDS, metavar="SEEDS",
+        help=f"workflows and schedules under faults, so many seeds of each kind ({flows.SEEDS})",
+    )  # fmt: skip
     options, rest = parser.parse_known_args(arguments)
     if options.seed is not None:
         report = carry_out(scenario(options.seed, options.menu))
         print(report, report.figures, "ok" if report.ok else "FAILED", sep="\n")  # noqa: T201 - a command
         return 0 if report.ok else 1
-    if options.outages or options.durability or options.fairness:
+    if options.outages or options.durability or options.fairness or options.workflows:
         return _measure(options)
     if rest or (options.seeds is None and options.minutes is None):
         words = [sys.executable, "-m", "pytest", "-m", "chaos", "tests", *rest]
@@ -87,6 +93,14 @@ def _measure(options: argparse.Namespace) -> int:
     if options.fairness:
         bad += not fairness.campaign(options.fairness).ok
         _publish("chaos --fairness")
+    if options.workflows:
+        kinds = [options.menu] if options.menu else []
+        for report in flows.campaign(options.workflows, options.jobs, kinds):
+            if not report.ok:
+                bad += 1
+                print(f"\nFAILED {report}\n", flush=True)  # noqa: T201 - a command
+            print(_line(report), flush=True)  # noqa: T201 - a command
+        _publish("chaos --workflows")
     return 1 if bad else 0
 
 

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 from typing import cast as cast_to
 
+from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.rate_limit import RateLimit
 from tests.chaos.cast import Actor
 from tests.chaos.history import What
@@ -20,6 +21,7 @@ from tests.redis.resp import RedisError
 if TYPE_CHECKING:
     from tests.chaos.dispatching import Dispatching
     from tests.chaos.edges import Edges
+    from tests.chaos.flowing import Flowing
     from tests.chaos.world import World
 
 _DELAY = 0.02
@@ -30,7 +32,7 @@ _DISCARD_PORT = 9
 _SQUEEZED = {"max_inflight": 2, "rate_limit": RateLimit(max_tokens=50)}
 _RIGHTS = (("resetchannels", "&*"), ("-evalsha", "+evalsha"), ("-xreadgroup", "+xreadgroup"))
 """rights that Redis takes away and gives back"""
-_RESTARTED = frozenset({"consumer", "producer", "worker", "server", "dispatcher", "gpu"})
+_RESTARTED = frozenset({"consumer", "producer", "worker", "server", "dispatcher", "gpu", "planner"})
 
 
 class Afflictions:
@@ -158,6 +160,10 @@ class Afflictions:
                 await limit(self.world, key, **shape.limits.get(key, {}))
             case "damage":
                 await self._edges.damage(key)
+            case "redrive" | "discard":
+                flowing = cast_to("Flowing", self.world)
+                with contextlib.suppress(BackendUnavailable):
+                    await flowing.settle_dead(key, discard=fault.kind == "discard")
             case _:
                 raise ValueError(f"a queue cannot be hit by {fault.kind}")
 

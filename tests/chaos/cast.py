@@ -25,6 +25,7 @@ _nursery.set_forkserver_preload(
         "tests.chaos.programs.crowd",
         "tests.chaos.programs.dispatcher",
         "tests.chaos.programs.gpu",
+        "tests.chaos.programs.planner",
         "tests.chaos.programs.producer",
         "tests.chaos.programs.server",
         "tests.chaos.programs.worker",

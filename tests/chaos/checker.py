@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 import msgspec
 
-from tests.chaos import rules_fate, rules_jobs, rules_order, rules_run, rules_time
+from tests.chaos import rules_fate, rules_flow, rules_jobs, rules_order, rules_run, rules_time
 from tests.chaos.history import Event, What
 from tests.chaos.story import Dump, History, Terms, Violation
 
@@ -41,6 +41,8 @@ RULES: dict[str, Rule] = {
     "once": rules_jobs.once,
     "slots": rules_jobs.slots,
     "ends": rules_jobs.ends,
+    "after": rules_flow.waits,
+    "instants": rules_flow.instants,
 }
 
 
@@ -85,6 +87,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     publishing: Spread = Spread()
     """time from the store's return to each producer's first confirmed publish"""
     jobs: rules_jobs.JobFigures = rules_jobs.JobFigures()
+    flows: rules_flow.FlowFigures = rules_flow.FlowFigures()
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,6 +143,7 @@ def figures(history: History, dump: Dump, terms: Terms, *, waived: int = 0) -> F
         recovery=Spread.of(_returns(history, What.RECEIVED)),
         publishing=Spread.of(_returns(history, What.PUBLISHED)),
         jobs=rules_jobs.figures(history),
+        flows=rules_flow.figures(history),
     )
 
 

@@ -22,7 +22,9 @@ async def ledgers_of(backend: Backend, keys: Iterable[str]) -> dict[str, Ledger]
 
 def live(ledgers: dict[str, Ledger]) -> int:
     """Return the number of tasks that have not ended yet, over all ledgers."""
-    return sum(one.waiting + one.scheduled + one.in_flight for one in ledgers.values())
+    return sum(
+        one.blocked + one.waiting + one.scheduled + one.in_flight for one in ledgers.values()
+    )
 
 
 async def dead_ids(backend: Backend, key: str) -> tuple[str, ...]:

@@ -52,6 +52,11 @@ class What(StrEnum):
     """a subscription is being closed, which returns its deliveries"""
     CLOSED = "closed"
 
+    REACHED = "reached"
+    """the process is at the point ``name``, and waits there for a fault"""
+    FIRED = "fired"
+    """what the store has recorded of an instant: ``task`` is its task and ``outcome`` the result; ``count`` instants"""
+
     # Calls of operators, with ``count`` or ``outcome`` where it applies.
     RETRY = "retry"
     """an operator schedules a retry for ``due`` without having a delivery of the task"""
@@ -134,6 +139,12 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """digest of the payload, to tell different payloads apart"""
     ordering_key: str = ""
     tenant: str = ""
+    origin: str = ""
+    """how the task of a publish comes into its queue, if not at once: ``step`` of a workflow, or ``schedule``"""
+    after: tuple[str, ...] = ()
+    """the ids of the tasks that the task waits for, each with its queue key and a slash"""
+    when: str = ""
+    """what it waits for: that all are ``done``, that all have ``ended``, or that one has ``failed``"""
     not_before: float | None = None
     deadline: float | None = None
     due: float | None = None

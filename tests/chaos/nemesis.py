@@ -15,7 +15,7 @@ class Fault(msgspec.Struct, frozen=True):
 
     kind: str
     """kill, stop, freeze, pause, forget, fill, idle, deny, lock, unreplicate, demote, rotate, skew, cut, block,
-    deafen, lose, slow, slice, squeeze, swap, damage, or what a GPU server does wrong"""
+    deafen, lose, slow, slice, squeeze, swap, damage, redrive, discard, or what a GPU server does wrong"""
     target: str
     """redis, consumer, producer, server, worker, dispatcher, gpu, ``link-`` and one of these names, or queue"""
     number: int
@@ -24,16 +24,20 @@ class Fault(msgspec.Struct, frozen=True):
     """seconds after the start of the faults phase"""
     length: float
     """duration in seconds; 0 if the fault is momentary"""
+    point: str = ""
+    """point in the code of a process, see `tests.chaos.points`: the fault happens when one comes there after `start`"""
 
     @property
     def name(self) -> str:
         """Kind and target, under which faults are counted."""
-        return f"{self.kind} {self.target}"
+        at = f" {self.point}" if self.point else ""
+        return f"{self.kind} {self.target}{at}"
 
     def __str__(self) -> str:
         """Return the fault as one line of text."""
         lasting = f" for {self.length:.3f} s" if self.length else ""
-        return f"{self.start:6.3f} s  {self.kind} {self.target} {self.number}{lasting}"
+        at = f" at {self.point}" if self.point else ""
+        return f"{self.start:6.3f} s  {self.kind} {self.target} {self.number}{lasting}{at}"
 
 
 class Offer(NamedTuple):
@@ -44,6 +48,8 @@ class Offer(NamedTuple):
     weight: int = 1
     shortest: float = 0.0
     longest: float = 0.0
+    points: tuple[str, ...] = ()
+    """points of which the seed chooses one"""
 
 
 _REDIS = (
@@ -150,6 +156,36 @@ _DISPATCH = (
     ),
 )
 
+# A server is killed at any time, and started again.
+_SERVER = Offer("kill", "server", 2, 0.1, 0.5)
+_CARRIED = (
+    *("before register", "after register", "before release", "after release"),
+    *("before confirm", "after confirm"),
+)
+_FIRED = ("before fire", "after fire")
+_OPERATORS = (Offer("redrive", "queue", 3), Offer("discard", "queue", 3))
+
+WORKFLOWS: Mapping[str, tuple[Offer, ...]] = {
+    # A publisher or a server dies between the parts of a workflow, its manifest and its steps.
+    "manifest": (
+        Offer("kill", "planner", 3, 0.1, 0.3, ("after parts", "before manifest", "after manifest")),
+        Offer("kill", "server", 3, 0.1, 0.3, ("before steps", "after steps", "after manifest")),
+        Offer("kill", "planner", 1, 0.1, 0.3),
+    ),
+    # A server dies between the end of a parent and the release of its children.
+    "release": (Offer("kill", "server", 4, 0.1, 0.5, _CARRIED), Offer("kill", "worker", 1)),
+    # The store dies between the writing of a line and its delivery.
+    "outbox": (Offer("kill", "redis", 4, 0.05, 0.3, _CARRIED), Offer("lose", "link-server", 1)),
+    # Three servers fire the same schedules, and some of them die.
+    "schedules": (Offer("kill", "server", 4, 0.1, 0.5, _FIRED), Offer("lose", "link-server", 2)),
+    # The clock of a server is an hour off.
+    "clock": (Offer("kill", "server", 2, 0.1, 0.5, _FIRED), _SERVER),
+    # The queue of the schedules is full at most of their instants.
+    "full": (Offer("pause", "queue", 4, 0.5, 1.5), _SERVER),
+    # Operators redrive and discard dead letters that hold others.
+    "held": (*_OPERATORS, Offer("kill", "server", 1, 0.1, 0.5, _CARRIED), _SERVER),
+}
+"""faults for runs of workflows and schedules"""
 MENUS: Mapping[str, tuple[Offer, ...]] = {
     "redis": _REDIS,
     "processes": _PROCESSES,
@@ -173,7 +209,7 @@ def schedule(
     that each fault takes effect. Faults that do not fit into the time are left out.
     """
     chance = random.Random(f"{seed} {menu}")
-    offers = MENUS[menu]
+    offers = WORKFLOWS[menu] if menu in WORKFLOWS else MENUS[menu]
     weights = [offer.weight for offer in offers]
     free: dict[tuple[str, int], float] = {}
     faults: list[Fault] = []
@@ -185,7 +221,8 @@ def schedule(
         start = round(max(start, free.get(whom, 0.0)), 3)  # noqa: PLW2901 - delayed until the target is free
         if start <= seconds:
             free[whom] = start + length + 0.05
-            faults.append(Fault(offer.kind, offer.target, number, start, length))
+            point = chance.choice(offer.points) if offer.points else ""
+            faults.append(Fault(offer.kind, offer.target, number, start, length, point))
     return tuple(sorted(faults, key=lambda fault: fault.start))
 
 

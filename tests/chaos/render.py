@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.chaos import durability, fairness, outages
+from tests.chaos import durability, fairness, flows, outages
 from tests.chaos.checker import Spread
 from tests.chaos.totals import TOTALS, Totals, read_totals
 
@@ -15,6 +15,7 @@ END = "<!-- end -->"
 BLOCKS = {
     "chaos --outages": (PAGE, outages.table),
     "chaos --fairness": (PAGE, fairness.table),
+    "chaos --workflows": (PAGE, flows.table),
     "chaos --durability": (DOCS / "redis.md", durability.table),
 }
 """for each command: the page that shows its results, and the function that renders the last results"""

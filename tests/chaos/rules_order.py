@@ -62,6 +62,8 @@ def _places(history: History, *, strict: bool) -> list[_Place]:
         if any(other.called.at < one.called.at for other in stored):
             one = stored[0]
         called = one.called
+        if called.origin:
+            continue  # it becomes available some time after its publish
         answered = one.answered.at if one.answered and one.stored else _INF
         if len(stored) > 1:
             answered = max((s.answered.at for s in stored if s.answered), default=_INF)

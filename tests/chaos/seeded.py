@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from taskqueue_core.rate_limit import RateLimit
 from tests.chaos.checker import Figures
 from tests.chaos.dispatching import Dispatching
 from tests.chaos.edges import Edges
-from tests.chaos.nemesis import Fault, describe, schedule
+from tests.chaos.flowing import Flowing
+from tests.chaos.nemesis import WORKFLOWS, Fault, describe, schedule
 from tests.chaos.replicas import Replicas
 from tests.chaos.world import Shape, World
 
@@ -48,6 +50,8 @@ _NUMBERS = {
     "dispatcher": 2,
     "gpu": 3,
 }
+_FLOWING = {"server": 3, "planner": 2, "queue": 4}
+_FLOWING_SECONDS, _FLOWING_COUNT = 4.0, 6
 _LIMITS: Mapping[str, Mapping[str, Any]] = {
     "alpha": {"max_inflight": 10},
     "beta": {"rate_limit": RateLimit(max_tokens=300)},
@@ -107,6 +111,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 def scenario(seed: int, menu: str | None = None) -> Scenario:
     """Return the scenario of a seed; by default, the seed also decides the menu."""
     menu = menu or MIX[seed % len(MIX)]
+    if menu in WORKFLOWS:
+        numbers = _NUMBERS | _FLOWING
+        faults = schedule(
+            seed, menu, seconds=_FLOWING_SECONDS, count=_FLOWING_COUNT, numbers=numbers
+        )
+        return Scenario(seed=seed, menu=menu, faults=faults)
     longer = 1.5 if menu == "dispatch" else 1
     faults = schedule(
         seed, menu, seconds=longer * _SECONDS, count=round(longer * _COUNT), numbers=_NUMBERS
@@ -124,7 +134,7 @@ def carry_out(told: Scenario, shape: Shape | None = None) -> Report:
 
 
 async def _carry_out(told: Scenario, shape: Shape | None, folder: Path) -> Report:
-    kind: type[World] = World
+    kind: Callable[..., World] = World
     shape = shape or Shape()
     if told.menu == "servers":
         kind, shape = Replicas, msgspec.structs.replace(shape, tasks=min(shape.tasks, _OVER_HTTP))
@@ -132,6 +142,8 @@ async def _carry_out(told: Scenario, shape: Shape | None, folder: Path) -> Repor
         kind = Edges
     if told.menu == "dispatch":
         kind = Dispatching
+    if told.menu in WORKFLOWS:
+        kind = partial(Flowing, menu=told.menu)
     if told.menu == "limits":
         shape = msgspec.structs.replace(shape, limits=_LIMITS)
     if told.menu == "order":

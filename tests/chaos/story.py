@@ -11,7 +11,7 @@ import msgspec
 
 from tests.chaos.history import Event, What
 
-LIVE = frozenset({"waiting", "scheduled", "in_flight"})
+LIVE = frozenset({"blocked", "waiting", "scheduled", "in_flight"})
 STATES = LIVE | {"done", "dead", "expired", "cancelled", "discarded"}
 _INF = float("inf")
 _NOT_STORED = frozenset({"refused", "unavailable", "conflict"})

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from tests.chaos.checker import Spread
+from tests.chaos.nemesis import Fault
 from tests.chaos.seeded import Report, Scenario
 
 _HERE = Path(__file__).parent
@@ -112,6 +113,11 @@ def reset(path: Path = TOTALS) -> None:
             setattr(totals, name, value)
 
 
+def _point(fault: Fault) -> str:
+    """Return the point of a fault as a member of a table."""
+    return f', point = "{fault.point}"' if fault.point else ""
+
+
 def add_regression(report: Report, path: Path = REGRESSIONS) -> None:
     """Append a failed run to the list that the tests replay, unless it is listed already."""
     told = report.scenario
@@ -123,7 +129,7 @@ def add_regression(report: Report, path: Path = REGRESSIONS) -> None:
     lines.append("faults = [")
     lines += [
         f'    {{ kind = "{fault.kind}", target = "{fault.target}", number = {fault.number}, '
-        f"start = {fault.start}, length = {fault.length} }},"
+        f"start = {fault.start}, length = {fault.length}{_point(fault)} }},"
         for fault in told.faults
     ]
     lines.append("]")

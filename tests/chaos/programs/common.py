@@ -80,16 +80,31 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     poisonous: bool = False
     """whether a client submits jobs that fail or exceed their time, with callbacks to hosts that hang"""
 
+    # Field for servers only.
+    pointed: bool = False
+    """whether the process has points at which it waits for a fault"""
+
     # Field for crowds only.
     crowd: int = 0
     """number of workers that the process simulates"""
 
 
+def main() -> None:
+    """Run the program that `perform` has replaced this process for."""
+    text, env, output = sys.argv[1:]
+    perform(msgspec.json.decode(text, type=Setup), msgspec.json.decode(env), output)
+
+
 def perform(setup: Setup, env: Mapping[str, str], output: str) -> None:
     """Run the program of a role until it ends, SIGTERM asks it to end, or its parent process has died.
 
-    An exception is recorded in the log, and the process exits with code 1.
+    An exception is recorded in the log, and the process exits with code 1. A library that is preloaded takes effect
+    only in a new program, so the process is replaced by one.
     """
+    if "LD_PRELOAD" in env and os.environ.get("LD_PRELOAD") != env["LD_PRELOAD"]:
+        words = (msgspec.json.encode(told).decode() for told in (setup, dict(env)))
+        program = [sys.executable, "-m", "tests.chaos.programs.common", *words, output]
+        os.execve(sys.executable, program, {**os.environ, **env})  # noqa: S606 - the same interpreter
     _die_with_the_nursery()
     os.setsid()  # Ctrl-C reaches only the test run, which then ends this process in order
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
@@ -143,3 +158,7 @@ def _die_with_the_nursery() -> None:
     """Make Linux kill this process when its parent dies, even if this process is frozen."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -5,12 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+from pathlib import Path
 
 from taskqueue_worker import Context, Reject, Retry, Worker
 from tests.chaos.history import Log, What
 from tests.chaos.programs.common import Setup
 
 _CONCURRENCY = 20
+
+
+def _first(mark: Path) -> bool:
+    """Return whether no process has left this mark before, and leave it. A redrive does not show in a delivery."""
+    try:
+        mark.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 async def run(setup: Setup, log: Log, over: asyncio.Event) -> None:
@@ -39,6 +49,8 @@ async def run(setup: Setup, log: Log, over: asyncio.Event) -> None:
         if will == "retry" and context.attempt == 1:
             raise Retry(chance.uniform(0.05, 0.3))
         if will == "bury" and context._delivery.prior == 0:
+            raise Reject("on purpose")
+        if will == "bury once" and _first(Path(setup.log).parent / f"buried-{context.task_id}"):
             raise Reject("on purpose")
         return context.task_id
 
