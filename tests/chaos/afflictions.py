@@ -30,6 +30,8 @@ _HOUR = 3600.0
 _DISCARD_PORT = 9
 """a port of this machine on which no server listens"""
 _SQUEEZED = {"max_inflight": 2, "rate_limit": RateLimit(max_tokens=50)}
+_SHARDS = 5
+"""maximum number of shards"""
 _RIGHTS = (("resetchannels", "&*"), ("-evalsha", "+evalsha"), ("-xreadgroup", "+xreadgroup"))
 """rights that Redis takes away and gives back"""
 _RESTARTED = frozenset({"consumer", "producer", "worker", "server", "dispatcher", "gpu", "planner"})
@@ -59,6 +61,8 @@ class Afflictions:
             await self._redis(fault)
         elif fault.target == "queue":
             await self._queue(fault)
+        elif fault.target == "migration":
+            await cast_to("Flowing", self.world).migrate(fault.kind)
         elif fault.target.startswith("link-"):
             await self._link(fault, fault.target.removeprefix("link-"))
         else:
@@ -160,6 +164,9 @@ class Afflictions:
                 await limit(self.world, key, **shape.limits.get(key, {}))
             case "damage":
                 await self._edges.damage(key)
+            case "reshard":
+                number = 1 + round(fault.start * 1000) % _SHARDS
+                await limit(self.world, key, shards=number)
             case "redrive" | "discard":
                 flowing = cast_to("Flowing", self.world)
                 with contextlib.suppress(BackendUnavailable):

@@ -12,9 +12,13 @@ from typing import Any
 
 import msgspec
 
-from taskqueue_core.capabilities import StoredSchedule, dead_letters_of, schedules_of
+from taskqueue_core import migration
+from taskqueue_core.backend import Backend
+from taskqueue_core.capabilities import StoredSchedule, control_of, dead_letters_of, schedules_of
 from taskqueue_core.errors import BackendUnavailable
+from taskqueue_core.migration import MigratingBackend, MigrationMode
 from taskqueue_core.schedules import Every, Schedule, Spec, TaskTemplate, scheduled_task
+from taskqueue_core.sharding.backend import ShardedBackend
 from taskqueue_core.workflows import WORKFLOWS
 from tests.chaos.cast import Actor
 from tests.chaos.dumping import dead_ids, ledgers_of, live
@@ -23,8 +27,10 @@ from tests.chaos.limiting import limit
 from tests.chaos.nemesis import Fault, unleash
 from tests.chaos.points import Points
 from tests.chaos.replicas import Replicas
-from tests.chaos.world import Outcome, Shape
+from tests.chaos.world import CONFIG, Outcome, Shape
 from tests.redis.clocks import WallClock
+from tests.redis.engines import find_engine
+from tests.redis.servers import RedisServer
 
 SCHEDULED = "delta"
 """a queue that gets tasks of schedules only"""
@@ -40,6 +46,8 @@ _SECONDS = 7
 _ROOM = 2
 """number of fresh tasks for which the queue of schedules has room while it is kept full"""
 _HOUR = 3600.0
+_MOVING = frozenset({"shards", "migration"})
+"""runs in which schedules move between queues or stores"""
 _TICK = 0.05
 _PATIENCE = 3.0
 """seconds for which a fault waits until a process comes to its point"""
@@ -60,10 +68,52 @@ class Flowing(Replicas):
         self.points = Points(folder)
         self._at_point: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.menu = menu
+        self._new: RedisServer | None = None
+        """the store to which the run migrates"""
+        if menu == "migration":
+            self._new = RedisServer(find_engine(), folder / "new", config=CONFIG)
+        self._promised: defaultdict[str, list[str]] = defaultdict(list)
         self._schedules: list[Schedule] = []
         self._clock = WallClock(folder) if menu == "clock" else None
         if self._clock is not None:
             self._clock.set(_HOUR if self.seed % 2 else -_HOUR)
+
+    async def raise_store(self) -> None:
+        """Start Redis, and the one to which the run migrates."""
+        await super().raise_store()
+        if self._new is not None:
+            await asyncio.to_thread(self._new.start)
+
+    async def lower_store(self) -> None:
+        """Stop them."""
+        await super().lower_store()
+        if self._new is not None:
+            await asyncio.to_thread(self._new.close)
+
+    def open_backend(self, port: int, *, url: str = "") -> Backend:
+        """Open a backend that knows shards, or both sides of the migration, if the run has them."""
+        stored = super().open_backend(port, url=url)
+        if self.menu == "shards":
+            return ShardedBackend(stored)
+        if self._new is not None:
+            new = super().open_backend(self._new.port)
+            return MigratingBackend(stored, new, mode=self._mode)
+        return stored
+
+    @property
+    def _mode(self) -> MigrationMode:
+        return tuple(MigrationMode)[self.seed % len(MigrationMode)]
+
+    @property
+    def _sides(self) -> tuple[Backend, ...]:
+        if isinstance(self.backend, MigratingBackend):
+            return tuple(side.backend for side in self.backend.members)
+        return (self.backend,)
+
+    async def migrate(self, kind: str) -> None:
+        """Start the migration, or go back."""
+        assert isinstance(self.backend, MigratingBackend)
+        await (migration.start if kind == "start" else migration.rollback)(self.backend)
 
     async def environment(self, role: str, number: int) -> dict[str, str]:
         """Let planner 0 use the store itself, and let one server have a wrong clock."""
@@ -72,6 +122,17 @@ class Flowing(Replicas):
         found = await super().environment(role, number)
         if role == "server" and number == 1 and self._clock is not None:
             found |= self._clock.environment
+        if role == "server" and self.menu == "shards":
+            found["TASKQUEUE_SHARDING"] = "true"
+        if role == "server" and self._new is not None:
+            found |= {
+                name.replace("TASKQUEUE_REDIS", "TASKQUEUE_OLD_REDIS"): value
+                for name, value in found.items()
+                if name.startswith("TASKQUEUE_REDIS")
+            }
+            found["TASKQUEUE_REDIS_URL"] = self._new.url
+            found["TASKQUEUE_MIGRATE_FROM"] = "redis"
+            found["TASKQUEUE_MIGRATE_MODE"] = self._mode.value
         return found
 
     def setup(self, role: str, number: int) -> dict[str, Any]:
@@ -128,6 +189,7 @@ class Flowing(Replicas):
         task = scheduled_task(schedule, instant)
         call = self.log.next_call()
         told = {"key": task.key, "task": task.id, "call": call}
+        self._promised[task.key].append(task.id)
         self.log.note(What.PUBLISH, not_before=instant, origin="schedule", **told)
         self.log.note(What.PUBLISHED, outcome="accepted", **told)
 
@@ -174,6 +236,8 @@ class Flowing(Replicas):
             await limit(self, SCHEDULED, capacity=None)
         for actor in self.cast.of("planner"):
             await self.cast.ended(actor, seconds=self.terms.liveness)
+        if self._new is not None:
+            await self.migrate("start")
         while loop.time() < end and not await self._over():
             self.cast.check()
             await asyncio.sleep(_TICK)
@@ -201,7 +265,7 @@ class Flowing(Replicas):
 
     async def judge(self) -> Outcome:
         """Record what the store knows of each instant, then run the checker."""
-        for schedule in self._schedules:
+        for schedule in self._schedules if self.menu not in _MOVING else ():
             stored = await schedules_of(self.backend).get(schedule.name)
             for one in () if stored is None else stored.recent:
                 task = scheduled_task(schedule, one.instant).id
@@ -212,7 +276,18 @@ class Flowing(Replicas):
                     outcome=one.result,
                     count=one.count,
                 )
+        if self.menu in _MOVING:
+            await self._note_moved()
         return await super().judge()
+
+    async def _note_moved(self) -> None:
+        """Record the tasks of instants that each side has. A schedule that moves may leave its record behind."""
+        for side in self._sides:
+            for key, ids in self._promised.items():
+                for status in await control_of(side).statuses(key, *ids):
+                    if status is not None:
+                        told = {"key": key, "task": status.task_id}
+                        self.log.note(What.FIRED, outcome="accepted", count=1, **told)
 
     async def end(self) -> None:
         """Stop the planners first."""

@@ -23,6 +23,7 @@ _WORDS = {
     "full": "the queue of a schedule is full at the instant",
     "held": "redrive and discard of dead letters that hold other tasks",
     "shards": "the number of shards changes while tasks are blocked",
+    "migration": "the store is replaced by another one while tasks are blocked",
 }
 
 

@@ -15,9 +15,11 @@ class Fault(msgspec.Struct, frozen=True):
 
     kind: str
     """kill, stop, freeze, pause, forget, fill, idle, deny, lock, unreplicate, demote, rotate, skew, cut, block,
-    deafen, lose, slow, slice, squeeze, swap, damage, redrive, discard, or what a GPU server does wrong"""
+    deafen, lose, slow, slice, squeeze, swap, damage, redrive, discard, reshard, start, rollback, or what a GPU server
+    does wrong"""
     target: str
-    """redis, consumer, producer, server, worker, dispatcher, gpu, ``link-`` and one of these names, or queue"""
+    """redis, consumer, producer, server, worker, dispatcher, gpu, planner, ``link-`` and one of these names, queue, or
+    migration"""
     number: int
     """number of the target, if there are several"""
     start: float
@@ -184,6 +186,19 @@ WORKFLOWS: Mapping[str, tuple[Offer, ...]] = {
     "full": (Offer("pause", "queue", 4, 0.5, 1.5), _SERVER),
     # Operators redrive and discard dead letters that hold others.
     "held": (*_OPERATORS, Offer("kill", "server", 1, 0.1, 0.5, _CARRIED), _SERVER),
+    # The number of shards changes while tasks are blocked.
+    "shards": (
+        Offer("reshard", "queue", 4),
+        Offer("kill", "server", 1, 0.1, 0.5, _CARRIED),
+        _SERVER,
+    ),
+    # The store is replaced by another one while tasks are blocked.
+    "migration": (
+        Offer("start", "migration", 3),
+        Offer("rollback", "migration", 1),
+        Offer("kill", "server", 1, 0.1, 0.5, _CARRIED),
+        _SERVER,
+    ),
 }
 """faults for runs of workflows and schedules"""
 MENUS: Mapping[str, tuple[Offer, ...]] = {

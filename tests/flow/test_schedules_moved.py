@@ -8,6 +8,7 @@ import pytest
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import (
+    Due,
     Fire,
     QueueSettings,
     Run,
@@ -127,6 +128,32 @@ async def test_migration() -> None:
         assert len(await side.schedules.list()) == len(NAMES)
         assert await other.schedules.list() == ()
     assert await published(backend) == 3 * len(NAMES)
+    await backend.aclose()
+
+
+async def test_a_fire_before_a_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """U13: a process reads what is due; others fire it and change the shards; the process moves what is left."""
+    clock = ManualClock(START)
+    store = MemoryBackend(clock=clock)
+    backend = ShardedBackend(store)
+    await put_all(backend)
+    await clock.advance(60)
+    with monkeypatch.context() as patch:
+        read = await store.schedules.due(100)
+
+        async def late(limit: int) -> Due:
+            del limit
+            patch.undo()
+            await fire_due(store.schedules, set())
+            await backend.control.configure("q", QueueSettings(shards=3))
+            return read
+
+        patch.setattr(store.schedules, "due", late)
+        await schedules_of(backend).due(100)
+    await fire_all(backend)
+    await check(backend)
+    assert len(await store.schedules.list()) == len(NAMES)
+    assert await published(backend) == len(NAMES)
     await backend.aclose()
 
 

@@ -112,7 +112,9 @@ class JointSchedules(ABC):
                 if target == (member, schedule.key):
                     due.append(public)
                 else:
-                    await self._move(QueuePart(member, schedule.key), schedule, target, public.key)
+                    await self._move(
+                        QueuePart(member, schedule.key), public.name, target, public.key
+                    )
                     times.append(answer.now)
         due.sort(key=lambda schedule: schedule.next_at or 0.0)
         now = min(answer.now for answer in answers)
@@ -142,28 +144,32 @@ class JointSchedules(ABC):
         for part in others:
             schedule = await self._of_member[part.member].get(name, key=part.key)
             if schedule is not None:
-                await self._move(part, schedule, target, key)
+                await self._move(part, name, target, key)
         return target
 
-    async def _move(
-        self, part: QueuePart, schedule: StoredSchedule, target: QueuePart, key: str
-    ) -> None:
+    async def _move(self, part: QueuePart, name: str, target: QueuePart, key: str) -> None:
         """Move a schedule to another part, unless it is there already.
 
         If this is interrupted, the schedule is in both parts, but fires only in the new one.
         """
         await self._close(part, key)
-        to, copy = self._of_member[target.member], structs.replace(schedule, key=target.key)
-        try:
-            await to.put(copy, version=0)
-        except SettingsConflict:
-            # Another specification is stored there. It is older than this one, which a process has put that did not
-            # know yet that the part is closed: a process that knows it moves the schedule before it changes it.
-            await to.put(copy)
+        source, to = self._of_member[part.member], self._of_member[target.member]
+        # Read it after the part is closed: until then, another process may have fired it there.
+        schedule = await source.get(name, key=part.key)
+        if schedule is None:
+            return
+        copy = structs.replace(schedule, key=target.key)
         with suppress(SettingsConflict):  # changed since it was read: it will be moved again
-            await self._of_member[part.member].delete(
-                part.key, schedule.name, version=schedule.version
-            )
+            try:
+                await to.put(copy, version=0)
+            except SettingsConflict:
+                # Another specification is stored there. It is older than this one, which a process has put that did not
+                # know yet that the part is closed: a process that knows it moves the schedule before it changes it.
+                older = await to.get(name, key=target.key)
+                if await source.get(name, key=part.key) is None:
+                    return  # another process has moved it, and it may have been changed since
+                await to.put(copy, version=0 if older is None else older.version)
+            await source.delete(part.key, name, version=schedule.version)
 
     def _public(self, member: int, schedule: StoredSchedule) -> StoredSchedule | None:
         key = self._composite.public_key(QueuePart(member, schedule.key))

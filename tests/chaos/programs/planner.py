@@ -9,8 +9,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from taskqueue_core.assembly import open_backend
 from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed
-from taskqueue_core.loading import load_backend
 from taskqueue_core.queue import Queue
 from taskqueue_core.workflows import WorkflowStep, step_id
 from tests.chaos.history import Log, What, merge
@@ -98,7 +98,7 @@ class Planner:
 
 async def run(setup: Setup, log: Log, over: asyncio.Event) -> None:
     """Publish all workflows, then close the backend."""
-    async with contextlib.aclosing(load_backend(setup.word)) as backend:
+    async with contextlib.aclosing(open_backend(setup.word).inner) as backend:
         used: Any = backend
         if setup.word != "server":
             used = PointedBackend(backend, Points(Path(setup.log).parent), log)
