@@ -57,6 +57,12 @@ class Row(msgspec.Struct, kw_only=True):
         if not report.ok:
             self.failed.append(report.scenario.seed)
 
+    def save(self, path: Path) -> None:
+        """Replace the row of this kind in a file of results."""
+        rows = {one.kind: one for one in read(path)} | {self.kind: self}
+        ordered = [rows[kind] for kind in WORKFLOWS if kind in rows]
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(ordered), indent=2) + b"\n")
+
 
 def campaign(
     seeds: int, jobs: int = 2, kinds: Sequence[str] = (), path: Path = RESULTS
@@ -70,14 +76,8 @@ def campaign(
             for one in as_completed(runs):
                 report = one.result()
                 row.add(report)
-                _save(row, path)
+                row.save(path)
                 yield report
-
-
-def _save(row: Row, path: Path) -> None:
-    rows = {one.kind: one for one in read(path)} | {row.kind: row}
-    ordered = [rows[kind] for kind in WORKFLOWS if kind in rows]
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(ordered), indent=2) + b"\n")
 
 
 def read(path: Path = RESULTS) -> list[Row]:

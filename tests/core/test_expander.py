@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.consumer.carrier import carry
 from taskqueue_core.consumer.expander import Expander
 from taskqueue_core.errors import BackendUnavailable, InvalidInput
 from taskqueue_core.hooks import Identity, is_internal
@@ -247,3 +249,14 @@ async def test_an_outage(backend: MemoryBackend) -> None:
     with pytest.raises(BackendUnavailable):
         await Expander(Down(backend)).drain()  # type: ignore[arg-type] # it has what is used
     assert await run(backend) == ["w.a", "w.end"]
+
+
+async def test_a_queue_that_is_full_when_steps_are_published(backend: MemoryBackend) -> None:
+    """U16: the queue of a step is full; the steps that wait for it are stored after it, and are not cancelled."""
+    await backend.publisher.publish(Task(key="q.b", id="before"))
+    await backend.control.configure("q.b", QueueSettings(capacity=1))
+    await Queue(backend).workflows.put(steps("a", "b", "c"), id="w")
+    assert await run(backend) == ["before"]
+    await carry(backend.dependencies)
+    await backend.control.reschedule(WORKFLOWS, "w", 0.0)
+    assert await run(backend) == ["w.a", "w.b", "w.c", "w.end"]

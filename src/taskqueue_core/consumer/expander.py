@@ -11,7 +11,7 @@ import contextlib
 import logging
 import random
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import NoReturn
 
 from taskqueue_core.backend import Backend, Subscription
@@ -178,18 +178,24 @@ class Expander:
     async def _publish(
         self, delivery: Delivery, stored: Stored, steps: Sequence[WorkflowStep], taken: float
     ) -> Outcome | None:
-        """Publish all steps; return why the task is not done, or ``None`` if it is."""
+        """Publish all steps; return why the task is not done, or ``None`` if it is.
+
+        No step is published before its parents are stored: a queue may refuse one of them, because it is full or is
+        being moved, and a task that waits for an unknown one is cancelled.
+        """
         tasks = tasks_of(stored.workflow, steps, delivery.task.id)
         loop = asyncio.get_running_loop()
-        for start in range(0, len(tasks), _BATCH):
+        done = 0
+        for batch in _batches(steps, tasks):
             # Another process may have published the steps since, and they may have ended and been forgotten.
             if loop.time() - taken > _FRESH:
-                if not await self._control.progress(delivery, start / len(tasks)):
+                if not await self._control.progress(delivery, done / len(tasks)):
                     return HandBack()
                 taken = loop.time()
-            for answer in await self._backend.publisher.publish(*tasks[start : start + _BATCH]):
+            for answer in await self._backend.publisher.publish(*batch):
                 if not answer.stored:
                     return _refused(answer)
+            done += len(batch)
         await register(self._dependencies, tasks)
         return None
 
@@ -224,6 +230,14 @@ class Expander:
                     self._control.cancel(step.key, step_id(workflow, step.name))
                     for step in level[start : start + _BATCH]
                 )
+
+
+def _batches(steps: Sequence[WorkflowStep], tasks: Sequence[Task]) -> Iterator[list[Task]]:
+    """Yield the tasks of steps in parts, none of which contains a step and one of its parents."""
+    by_name = {step.name: task for step, task in zip(steps, tasks, strict=True)}
+    for level in levels(steps):
+        for start in range(0, len(level), _BATCH):
+            yield [by_name[step.name] for step in level[start : start + _BATCH]]
 
 
 def _refused(answer: Confirmation) -> Outcome:
