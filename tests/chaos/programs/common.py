@@ -103,8 +103,8 @@ def perform(setup: Setup, env: Mapping[str, str], output: str) -> None:
     """
     if "LD_PRELOAD" in env and os.environ.get("LD_PRELOAD") != env["LD_PRELOAD"]:
         words = (msgspec.json.encode(told).decode() for told in (setup, dict(env)))
-        program = [sys.executable, "-m", "tests.chaos.programs.common", *words, output]
-        os.execve(sys.executable, program, {**os.environ, **env})  # noqa: S606 - the same interpreter
+        command = [sys.executable, "-m", "tests.chaos.programs.common", *words, output]
+        os.execve(sys.executable, command, {**os.environ, **env})  # noqa: S606 - the same interpreter
     _die_with_the_nursery()
     os.setsid()  # Ctrl-C reaches only the test run, which then ends this process in order
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
