@@ -27,7 +27,7 @@ from taskqueue_core.consumer.outage import OUTAGE_BACKOFF, close, log_fields
 from taskqueue_core.consumer.settle import decided, settle
 from taskqueue_core.errors import CapabilityMissing, InvalidInput, SettingsConflict, TaskQueueError
 from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, Snoozed, Success
-from taskqueue_core.tasks import Confirmation, Delivery, Published, State
+from taskqueue_core.tasks import Confirmation, Delivery, Published, State, Task
 from taskqueue_core.workflow_graph import Graph, read_graph, stored_steps
 from taskqueue_core.workflows import (
     WORKFLOWS,
