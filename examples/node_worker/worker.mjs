@@ -29,11 +29,14 @@ async function limited(seconds, start) { // ends an attempt at its timeout; a ha
   return await Promise.race([over, start(ending.signal)]).finally(() => ending.abort());
 }
 
+const withInputs = (payload, inputs = []) => JSON.parse(JSON.stringify(payload ?? null), (_, value) => // {"$input": 0} stands for a result
+  value !== null && typeof value === "object" && "$input" in value ? inputs[value.$input] ?? null : value);
+
 async function run({ receipt, task, ...delivery }) {
   held.set(receipt, null);
   let verdict;
   try {
-    const start = async (signal) => handlers[task.key](task.payload ?? null, { ...delivery, signal });
+    const start = async (signal) => handlers[task.key](withInputs(task.payload, delivery.inputs), { ...delivery, signal });
     const result = await (delivery.timeout ? limited(delivery.timeout, start) : start());
     verdict = { type: "ack", receipts: [receipt], results: { [receipt]: result ?? null } };
   } catch (error) {

@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
-from taskqueue_core import Queue, Workflow
+from taskqueue_core import Queue, Workflow, WorkflowState
 from taskqueue_core.backend import Backend
+from taskqueue_core.consumer.expander import Expander
 from taskqueue_core.migration import MigratingBackend, start
 from taskqueue_core.sharding.backend import ShardedBackend
 from taskqueue_memory import MemoryBackend
 from taskqueue_worker import LocalWorker
 from tests.application.flows import Flows
 from tests.application.running import working
+from tests.application.test_workflow_additions import Splits
 from tests.flow.test_shards import shard
 
 NAMES = ["a", "bb", "ccc", "dddd", "eeeee", "ffffff"]
@@ -50,4 +52,30 @@ async def test_results_as_inputs(opened: Callable[[], Any]) -> None:
             handle = await flow.publish()
             assert await handle.result(total, timeout=60) == {"sum": 42}
     assert len(flows.ran) == 26
+    await backend.aclose()
+
+
+async def test_steps_in_two_members() -> None:
+    """A20, U15, U16: steps in the old backend of a migration add steps, and are waited for, in the new one."""
+    old, new = MemoryBackend(), MemoryBackend()
+    flows, backend = Splits(), MigratingBackend(old, new)
+    async with flows.tasks.connect(Queue(backend)):
+        before = Workflow()
+        size = before.add(flows.size.call("abc"))
+        split = before.add(flows.split.call(["a", "bb"]), after=size)
+        before.add(flows.double.call(size.output), after=split)
+        first = await before.publish(id="old")
+        await Expander(backend).drain()
+        await start(backend)
+        after = Workflow()
+        after.add(flows.note.call("after"), after=first.step(split))
+        second = await after.publish(id="new")
+        async with working(LocalWorker(flows.tasks, backend=backend)):
+            for handle in (first, second):
+                assert (await handle.wait(60)).state is WorkflowState.ENDED
+    assert sorted(flows.ran) == sorted(
+        ["size abc", "size a", "size bb", "total [1, 2]", "double 3", "end", "after"]
+    )
+    assert (await old.control.ledger("flow.size")).done == 1
+    assert (await new.control.ledger("flow.size")).done == 2
     await backend.aclose()

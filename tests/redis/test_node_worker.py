@@ -12,15 +12,18 @@ from pathlib import Path
 
 import msgspec
 
-from taskqueue_core.after import After, TaskRef
 from taskqueue_core.capabilities import QueueSettings, control_of, dead_letters_of
 from taskqueue_core.hooks import Hooks, Identity, hookimpl
 from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.queue import Queue
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import State, Task
+from taskqueue_core.workflows import WorkflowStep
 from taskqueue_memory import MemoryBackend
 from taskqueue_redis import RedisBackend
+from taskqueue_worker import Worker
+from tests.application.flows import Flows
+from tests.application.running import working
 from tests.binaries import node
 from tests.redis.reserved import reserve
 from tests.redis.serving import serving
@@ -119,16 +122,25 @@ async def test_it_ends_attempts_at_their_timeout() -> None:
 
 
 async def test_it_gets_results_of_other_tasks() -> None:
-    """U16, E1: a task in Node waits for others, and gets their results as inputs."""
+    """U15, U16, E1: steps in Node get results of others as inputs, and in their payload; Python gets those of Node."""
+    flows = Flows()
     async with running(backend := MemoryBackend()) as it:
-        async with worker(it.server.url):
-            for n in (3, 4):
-                await it.publish(f"of-{n}", key="node.square", payload=b'{"n":%d}' % n)
-            parents = (TaskRef("node.square", "of-3"), TaskRef("node.square", "of-4"))
-            after = After(tasks=parents, inputs=(0, 1))
-            await it.publish("sum", key="node.sum", after=after)
+        async with worker(it.server.url), working(Worker(flows.tasks, url=it.server.url)):
+            steps = [
+                *[WorkflowStep.of(f"of-{n}", "node.square", {"n": n}) for n in (3, 4)],
+                WorkflowStep.of("sum", "node.sum", after=("of-3", "of-4"), inputs=(0, 1)),
+                WorkflowStep.of(
+                    "double", "flow.double", {"number": {"$input": 0}}, after=("sum",), inputs=(0,)
+                ),
+                WorkflowStep.of(
+                    "end", "node.square", {"n": {"$input": 0}}, after=("double",), inputs=(0,)
+                ),
+            ]
+            await Queue(backend).workflows.put(steps, id="w")
             await it.reaches("node.sum", done=1, seconds=30)
-        assert await backend.control.results("node.sum", "sum") == (b"25",)
+            await it.reaches("node.square", done=3, seconds=30)
+        assert await backend.control.results("node.sum", "w.sum") == (b"25",)
+        assert await backend.control.results("node.square", "w.end") == (b"2500",)
 
 
 async def test_an_unknown_token_ends_it() -> None:

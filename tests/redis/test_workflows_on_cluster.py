@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+from taskqueue_core.after import TaskRef
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.consumer.maintenance import run_maintenance
 from taskqueue_core.queue import Queue
@@ -12,7 +13,7 @@ from taskqueue_core.workflows import WorkflowState, WorkflowStep
 from tests.redis.backends import PATIENCE, opened
 from tests.redis.clusters import Cluster
 
-NUMBER, QUEUES = 20, 8
+NUMBER, QUEUES, ADDING = 20, 8, 5
 
 
 def _steps() -> list[WorkflowStep]:
@@ -31,8 +32,18 @@ def _steps() -> list[WorkflowStep]:
     ]
 
 
+ADDED = [
+    WorkflowStep.of("x", "q4"),
+    WorkflowStep.of("y", "q5", {"$input": 0}, after=("x",), inputs=(0,)),
+]
+"""what the first step of some workflows adds"""
+
+
 async def test_steps_in_many_partitions(redis_cluster: Cluster, redis_prefix: str) -> None:
-    """U16: across partitions, each step runs once with its inputs, also if its queue forgets ended tasks at once."""
+    """U16: across partitions, each step runs once with its inputs, also if its queue forgets ended tasks at once.
+
+    So do the steps that a step adds whose record is deleted at its end.
+    """
     ran: Counter[str] = Counter()
     async with opened(redis_cluster.url, redis_prefix, partitions=8) as backend:
         for n in range(0, QUEUES, 2):
@@ -44,11 +55,15 @@ async def test_steps_in_many_partitions(redis_cluster: Cluster, redis_prefix: st
                 await queue.workflows.put(_steps(), id=f"w{n}")
             keys = [f"q{n}" for n in range(QUEUES)]
             async with asyncio.timeout(2 * PATIENCE), backend.subscribe(keys, "w") as consumer:
-                while len(ran) < NUMBER * (QUEUES + 3):
+                while len(ran) < NUMBER * (QUEUES + 3) + ADDING * len(ADDED):
                     received = await consumer.receive(100, 1)
                     for delivery in received.deliveries:
                         ran[delivery.task.id] += 1
-                        wanted = {"m": 1, "l": QUEUES}.get(delivery.task.id.partition(".")[2][0], 0)
+                        name = delivery.task.id.partition(".")[2]
+                        if name == "first" and int(delivery.task.id[1:].partition(".")[0]) < ADDING:
+                            by = TaskRef(delivery.task.key, delivery.task.id)
+                            await queue.workflows.add(ADDED, by=by)
+                        wanted = {"m": 1, "l": QUEUES, "y": 1}.get(name.rpartition(":")[2][0], 0)
                         assert len(delivery.inputs) == wanted
                         assert None not in delivery.inputs
                     if received.deliveries:
@@ -58,6 +73,7 @@ async def test_steps_in_many_partitions(redis_cluster: Cluster, redis_prefix: st
                 status = await queue.workflows.wait(f"w{n}")
                 assert status is not None
                 assert status.state is WorkflowState.ENDED
+                assert len(status.steps) == QUEUES + 4 + len(ADDED) * (n < ADDING)
         finally:
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
