@@ -16,11 +16,25 @@ from taskqueue_worker import LocalWorker, Worker
 from taskqueue_worker.pytest_plugin import taskqueue
 from tests.application.running import OpenWorld, World
 from tests.application.shop import Shop
-from tests.redis.conftest import redis_prefix, redis_server, redis_url, shared_servers
+from tests.redis.clusters import Cluster
+from tests.redis.conftest import (
+    redis_cluster,
+    redis_prefix,
+    redis_server,
+    redis_url,
+    shared_servers,
+)
 from tests.server.access import ADMIN, everybody
 from tests.server.support import running
 
-__all__ = ["redis_prefix", "redis_server", "redis_url", "shared_servers", "taskqueue"]
+__all__ = [
+    "redis_cluster",
+    "redis_prefix",
+    "redis_server",
+    "redis_url",
+    "shared_servers",
+    "taskqueue",
+]
 
 
 @pytest.fixture
@@ -35,11 +49,22 @@ def tasks(shop: Shop) -> Tasks:
     return shop.tasks
 
 
+@pytest.fixture
+def cluster_url(redis_cluster: Cluster, redis_prefix: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the URL of a cluster, which environment variables have, too."""
+    monkeypatch.setenv("TASKQUEUE_REDIS_URL", redis_cluster.url)
+    monkeypatch.setenv("TASKQUEUE_REDIS_PREFIX", redis_prefix)
+    return redis_cluster.url
+
+
 @pytest.fixture(params=["memory", "redis", "server"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> OpenWorld:
-    """Return a function that opens a store with its kind of worker. The server requires a token."""
-    if request.param == "redis":
-        request.getfixturevalue("redis_url")
+    """Return a function that opens a store with its kind of worker. The server requires a token.
+
+    A test that asks for it by parameters also has ``cluster``.
+    """
+    if request.param in ("redis", "cluster"):
+        request.getfixturevalue("redis_url" if request.param == "redis" else "cluster_url")
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[World]:
@@ -51,7 +76,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> OpenWorld:
                 yield World(remote, lambda *t, **o: Worker(*t, url=url, token=ADMIN, **o))
                 await remote.aclose()
             return
-        backend = open_backend(request.param)
+        backend = open_backend("redis" if request.param == "cluster" else request.param)
         try:
             yield World(backend, lambda *t, **o: LocalWorker(*t, backend=backend, **o))
         finally:

@@ -164,9 +164,16 @@ class BlockedSuite(Harness, needs=(Capability.AFTER,)):
 
     @needs("atomic_retry")
     async def test_results_are_inputs(self, bench: Bench) -> None:
-        """The results of parents come with the task, in the order that it asks for, at every delivery (U16)."""
+        """The results of parents come with the task, in the order that it asks for, at every delivery (U16).
+
+        So they do with an encoded task, which has a digest of its content.
+        """
         subscription, *running = await bench.all_running("a", "b", "c")
-        await bench.publish("child", after=after("a", "b", "c", inputs=(2, 1, 0)))
+        await bench.publish(
+            "child",
+            after=after("a", "b", "c", inputs=(2, 1, 0)),
+            content_digest=bytes(range(240, 256)),
+        )
         results = [b'"a"', None, b'{"c": 1}']
         await subscription.ack(*running, results=results)
         await carry_all(bench)

@@ -49,7 +49,6 @@ _OPTIONAL = (
     "not_before",
     "max_attempts",
     "unique",
-    "content_digest",
 )
 _json = msgspec.json.Encoder()
 _encoder = msgspec.msgpack.Encoder()
@@ -99,6 +98,8 @@ def decode(key: str, task_id: str, priority: int, envelope: bytes) -> Task:
         unusual = _decoder.decode(body[head:size])
         if "unique" in unusual:
             unusual["unique"] = msgspec.convert(unusual["unique"], UniqueKey)
+        if isinstance(known := unusual.get("content_digest"), str):
+            unusual["content_digest"] = bytes.fromhex(known)
         return Task(
             key=key, id=task_id, priority=priority, payload=body[size:], **unusual | _links(unusual)
         )
@@ -161,6 +162,8 @@ def _non_default_fields(task: Task) -> dict[str, Any]:
     unusual = {name: value for name, value in fields.items() if value is not None}
     if task.headers:
         unusual["headers"] = task.headers
+    if task.content_digest is not None:
+        unusual["content_digest"] = task.content_digest.hex()  # scripts cannot read bytes
     if task.after is not None:
         unusual["after"] = _packed(task.after)
     if task.batch is not None:
