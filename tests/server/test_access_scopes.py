@@ -69,6 +69,10 @@ BODIES: dict[str, Any] = {
     "POST /v1/tasks/batch": {"key": "a", "id": "x"},
     "POST /v1/retries": {"task": {"key": "a", "id": "x"}, "delay": 1},
     "POST /v1/workflows": {"steps": [{"name": "s", "key": "a"}], "id": "other"},
+    "POST /v1/workflows/{id}/steps": {
+        "by": {"key": "a", "task_id": "x.s"},
+        "steps": [{"name": "s", "key": "a"}],
+    },
 }
 """Operations whose key is in the request body."""
 SCHEDULE: Any = {"when": {"type": "every", "seconds": 60}, "call": {"key": "a"}}
