@@ -69,10 +69,7 @@ BODIES: dict[str, Any] = {
     "POST /v1/tasks/batch": {"key": "a", "id": "x"},
     "POST /v1/retries": {"task": {"key": "a", "id": "x"}, "delay": 1},
     "POST /v1/workflows": {"steps": [{"name": "s", "key": "a"}], "id": "other"},
-    "POST /v1/workflows/{id}/steps": {
-        "by": {"key": "a", "task_id": "x.s"},
-        "steps": [{"name": "s", "key": "a"}],
-    },
+    "POST /v1/workflows/{id}/steps": {"by": {"key": "a", "task_id": "x.s"}, "steps": []},
 }
 """Operations whose key is in the request body."""
 SCHEDULE: Any = {"when": {"type": "every", "seconds": 60}, "call": {"key": "a"}}
