@@ -11,7 +11,7 @@ import pytest
 
 from taskqueue_core.capabilities import Due, Fire, Fired, QueueSettings, StoredSchedule
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.consumer import firing
+from taskqueue_core.consumer import outage
 from taskqueue_core.consumer.firing import fire_schedules
 from taskqueue_core.consumer.maintenance import run_maintenance
 from taskqueue_core.errors import BackendUnavailable
@@ -68,7 +68,7 @@ class Bench:
 @pytest.fixture
 async def bench(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
     """Yield a bench; cancel its loops at the end."""
-    monkeypatch.setattr(firing, "OUTAGE_BACKOFF", RetryPolicy(base=0.0, cap=0.0, jitter=0.0))
+    monkeypatch.setattr(outage, "OUTAGE_BACKOFF", RetryPolicy(base=0.0, cap=0.0, jitter=0.0))
     bench = Bench()
     yield bench
     for loop in bench.loops:

@@ -13,7 +13,7 @@ import pytest
 
 from taskqueue_core.capabilities import Due, Fire, Fired, QueueSettings, StoredSchedule
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.consumer import firing
+from taskqueue_core.consumer import outage
 from taskqueue_core.consumer.firing import fire_schedules
 from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed
 from taskqueue_core.retry import RetryPolicy
@@ -181,7 +181,7 @@ async def _history(
     seed: int, seconds: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> int:
     caplog.set_level("CRITICAL")
-    monkeypatch.setattr(firing, "OUTAGE_BACKOFF", RetryPolicy(base=0.0, cap=0.0, jitter=0.0))
+    monkeypatch.setattr(outage, "OUTAGE_BACKOFF", RetryPolicy(base=0.0, cap=0.0, jitter=0.0))
     history = History(seed, seconds)
     await history.run()
     assert history.refused

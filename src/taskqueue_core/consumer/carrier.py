@@ -13,7 +13,7 @@ import random
 from collections.abc import Sequence
 
 from taskqueue_core.capabilities import Dependencies, Line, LineKind, Report
-from taskqueue_core.consumer.outage import OUTAGE_BACKOFF, log_fields
+from taskqueue_core.consumer.outage import Failures
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.tasks import Task
 
@@ -22,6 +22,7 @@ _EVERY = 5.0
 """seconds after which lines are read again without a notification, on average"""
 _SECONDS = 30.0
 """maximum duration of a call"""
+_NOT_CARRIED = "dependencies were not carried"
 _log = logging.getLogger("taskqueue.dependencies")
 
 
@@ -30,36 +31,25 @@ async def run_carrier(dependencies: Dependencies) -> None:
 
     Log only the first of several failures in a row.
     """
-    failures = 0
+    failures = Failures(_log, _NOT_CARRIED)
     while True:
         try:
-            carried, left = await carry(dependencies)
+            carried, left = await carry(dependencies, failures)
         except Exception as error:  # noqa: BLE001 - the loop must continue after any error
-            failures += 1
-            _report(error, failures)
+            failures.add(error)
         else:
-            failures = failures + 1 if left else 0
+            if not left:
+                failures.clear()
             if carried:
                 continue
         try:
-            if failures:
-                await asyncio.sleep(OUTAGE_BACKOFF.delay(failures))
+            if failures.number:
+                await asyncio.sleep(failures.pause)
             else:
                 usual = _EVERY * random.uniform(0.75, 1.25)  # noqa: S311 - it only spreads the load
                 await dependencies.changed(usual)
         except Exception as error:  # noqa: BLE001 - as above
-            failures += 1
-            _report(error, failures)
-
-
-def _report(error: Exception, failures: int) -> None:
-    if failures > 1:
-        return
-    text = "dependencies were not carried (further failures in a row are not logged)"
-    if isinstance(error, TaskQueueError | TimeoutError):
-        _log.warning(text, extra=log_fields(error))
-    else:
-        _log.error(text, exc_info=error)
+            failures.add(error)
 
 
 async def register(dependencies: Dependencies, tasks: Sequence[Task]) -> None:
@@ -68,8 +58,11 @@ async def register(dependencies: Dependencies, tasks: Sequence[Task]) -> None:
     Otherwise, a parent could run, end and be forgotten before its child has asked for it.
     """
     children = {(task.key, task.id) for task in tasks}
+    failures = Failures(_log, _NOT_CARRIED)
     while await _unanswered(dependencies, children):
-        await carry(dependencies)
+        _, left = await carry(dependencies, failures)
+        if left:
+            await asyncio.sleep(failures.pause)
 
 
 async def _unanswered(dependencies: Dependencies, children: set[tuple[str, str]]) -> bool:
@@ -85,19 +78,24 @@ async def _unanswered(dependencies: Dependencies, children: set[tuple[str, str]]
     return False
 
 
-async def carry(dependencies: Dependencies) -> tuple[int, int]:
-    """Carry all lines once. Return how many were carried, and how many are left because a partition did not answer."""
+async def carry(dependencies: Dependencies, failures: Failures | None = None) -> tuple[int, int]:
+    """Carry all lines once. Return how many were carried, and how many are left because a partition did not answer.
+
+    ``failures`` counts the errors of partitions that did not answer.
+    """
     carried = left = 0
     after = None
     while lines := await dependencies.lines(_PAGE, after):
-        failed = await _carry_page(dependencies, lines)
+        failed = await _carry_page(dependencies, lines, failures)
         if failed:  # do not read them again
             after = lines[-1].id
         carried, left = carried + len(lines) - failed, left + failed
     return carried, left
 
 
-async def _carry_page(dependencies: Dependencies, lines: Sequence[Line]) -> int:
+async def _carry_page(
+    dependencies: Dependencies, lines: Sequence[Line], failures: Failures | None
+) -> int:
     """Carry some lines. Return the number of those that a partition did not take."""
     try:
         return await _carry_lines(dependencies, lines)
@@ -105,10 +103,11 @@ async def _carry_page(dependencies: Dependencies, lines: Sequence[Line]) -> int:
         groups = itertools.groupby(sorted(lines, key=_target), key=_target)
         parts = [list(group) for _, group in groups]
         if len(parts) == 1:
-            _report(error, 1)
+            if failures is not None:
+                failures.add(error)
             return len(lines)
         # A partition that is unavailable must not hold up the lines to the others.
-        return sum([await _carry_page(dependencies, part) for part in parts])
+        return sum([await _carry_page(dependencies, part, failures) for part in parts])
 
 
 def _target(line: Line) -> str:

@@ -23,9 +23,9 @@ from taskqueue_core.capabilities import (
 )
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.consumer.carrier import register
-from taskqueue_core.consumer.outage import OUTAGE_BACKOFF, close, log_fields
+from taskqueue_core.consumer.outage import Failures, close
 from taskqueue_core.consumer.settle import decided, settle
-from taskqueue_core.errors import CapabilityMissing, InvalidInput, SettingsConflict, TaskQueueError
+from taskqueue_core.errors import CapabilityMissing, InvalidInput, SettingsConflict
 from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, Snoozed, Success
 from taskqueue_core.tasks import Confirmation, Delivery, Published, State, Task
 from taskqueue_core.workflow_graph import Graph, read_graph, stored_steps
@@ -61,25 +61,16 @@ _log = logging.getLogger("taskqueue.workflows")
 
 async def expand_workflows(backend: Backend) -> NoReturn:
     """Work on the workflows of a backend until cancelled. Log only the first of several failures in a row."""
-    expander, failures = Expander(backend), 0
+    expander, failures = Expander(backend), Failures(_log, "workflows were not expanded")
     look = _LOOK if backend.capabilities.shared else _LOOK_ALONE
     while True:
         try:
             if await expander.has_work():
                 await expander.serve()
-            failures = 0
-        except (TaskQueueError, TimeoutError) as error:
-            failures += 1
-            if failures == 1:
-                _log.warning(
-                    "workflows were not expanded (further failures in a row are not logged)",
-                    extra=log_fields(error),
-                )
-        except Exception:  # noqa: BLE001 - the loop must continue after any error
-            failures += 1
-            if failures == 1:
-                _log.exception("workflows were not expanded")
-        pause = OUTAGE_BACKOFF.delay(failures) if failures else look
+            failures.clear()
+        except Exception as error:  # noqa: BLE001 - the loop must continue after any error
+            failures.add(error)
+        pause = failures.pause if failures.number else look
         await asyncio.sleep(pause * random.uniform(0.75, 1.25))  # noqa: S311 - it only spreads the load
 
 

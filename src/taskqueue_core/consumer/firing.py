@@ -20,7 +20,7 @@ from taskqueue_core.capabilities import (
     StoredSchedule,
     schedules_of,
 )
-from taskqueue_core.consumer.outage import OUTAGE_BACKOFF, log_fields
+from taskqueue_core.consumer.outage import Failures, log_fields
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.schedules import (
     Schedule,
@@ -47,7 +47,7 @@ _log = logging.getLogger("taskqueue.schedules")
 
 async def fire_schedules(backend: Backend) -> NoReturn:
     """Fire the schedules of a backend until cancelled. Log only the first of several failures in a row."""
-    failures, reported = 0, set[str]()
+    failures, reported = Failures(_log, "could not fire schedules"), set[str]()
     while True:
         try:
             schedules = schedules_of(backend)
@@ -55,23 +55,14 @@ async def fire_schedules(backend: Backend) -> NoReturn:
                 while True:
                     async with asyncio.timeout(_CALL_SECONDS):
                         pause = await _fire_due(backend, schedules, reported)
-                    failures = 0
+                    failures.clear()
                     if pause > 0:
                         await signal.wait(pause)
                     else:
                         await asyncio.sleep(0)
-        except (TaskQueueError, TimeoutError) as error:
-            failures += 1
-            if failures == 1:
-                _log.warning(
-                    "could not fire schedules (further failures in a row are not logged)",
-                    extra=log_fields(error),
-                )
-        except Exception:  # noqa: BLE001 - the loop must continue after any error
-            failures += 1
-            if failures == 1:
-                _log.exception("could not fire schedules")
-        await asyncio.sleep(OUTAGE_BACKOFF.delay(failures))
+        except Exception as error:  # noqa: BLE001 - the loop must continue after any error
+            failures.add(error)
+        await asyncio.sleep(failures.pause)
 
 
 async def _fire_due(backend: Backend, schedules: Schedules, reported: set[str]) -> float:

@@ -14,8 +14,7 @@ from taskqueue_core.capabilities import Control, Maintained, control_of, depende
 from taskqueue_core.consumer.carrier import run_carrier
 from taskqueue_core.consumer.expander import expand_workflows
 from taskqueue_core.consumer.firing import fire_schedules
-from taskqueue_core.consumer.outage import log_fields
-from taskqueue_core.errors import TaskQueueError
+from taskqueue_core.consumer.outage import Failures
 
 _EVERY = 2.0
 _JITTER = 0.25
@@ -42,7 +41,7 @@ async def run_passes(control: Control) -> NoReturn:
 
     Log only the first of several failures in a row.
     """
-    failing, report, again_in = False, _Report(), None
+    failures, report, again_in = Failures(_log, "maintenance failed"), _Report(), None
     while True:
         usual = _EVERY * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311 - the random factor only spreads the load
         await asyncio.sleep(usual if again_in is None else again_in)
@@ -50,19 +49,11 @@ async def run_passes(control: Control) -> NoReturn:
         try:
             async with asyncio.timeout(_PASS_SECONDS):
                 done = await control.maintain()
-        except (TaskQueueError, TimeoutError) as error:
-            if not failing:
-                _log.warning(
-                    "maintenance failed (further failures in a row are not logged)",
-                    extra=log_fields(error),
-                )
-            failing = True
-        except Exception:  # noqa: BLE001 - the loop must continue after any error
-            if not failing:
-                _log.exception("maintenance failed")
-            failing = True
+        except Exception as error:  # noqa: BLE001 - the loop must continue after any error
+            failures.add(error)
         else:
-            failing, again_in = False, done.again_in
+            failures.clear()
+            again_in = done.again_in
             report.add(done)
 
 

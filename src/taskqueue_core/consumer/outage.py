@@ -57,6 +57,38 @@ def log_fields(error: TaskQueueError | TimeoutError) -> dict[str, str]:
     return {"code": "timeout"}
 
 
+class Failures:
+    """The failures in a row of a loop that continues after any error. Only the first of them is logged."""
+
+    def __init__(self, log: logging.Logger, text: str) -> None:
+        """Count from 0. ``text`` is what the log says of a failure."""
+        self._log = log
+        self._text = f"{text} (further failures in a row are not logged)"
+        self._logged = False
+        self.number = 0
+        """the number of failures since the last success"""
+
+    def add(self, error: Exception) -> None:
+        """Count a failure. An error that the store's absence does not explain is logged with its traceback."""
+        self.number += 1
+        if self._logged:
+            return
+        self._logged = True
+        if isinstance(error, TaskQueueError | TimeoutError):
+            self._log.warning(self._text, extra=log_fields(error))
+        else:
+            self._log.error(self._text, exc_info=error)
+
+    def clear(self) -> None:
+        """Count from 0 again, after a success."""
+        self.number, self._logged = 0, False
+
+    @property
+    def pause(self) -> float:
+        """The number of seconds to wait before the next try."""
+        return OUTAGE_BACKOFF.delay(self.number)
+
+
 _TRIES = 4
 _log = logging.getLogger("taskqueue.consuming")
 
