@@ -154,6 +154,24 @@ async def test_another_process_learns_it() -> None:
     await one.aclose()
 
 
+async def test_another_call_learns_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A16: a task is published again if another call has learnt of the new shards before a closed one refused it."""
+    store = MemoryBackend()
+    one, stale = ShardedBackend(store), ShardedBackend(store)
+    await stale.publisher.publish(Task(key="q", id="first"))
+    await one.control.configure("q", QueueSettings(shards=3))
+    publish = store.publisher.publish
+
+    async def and_learn(*tasks: Task) -> Any:
+        answers = await publish(*tasks)
+        await stale.generations.read("q")
+        return answers
+
+    monkeypatch.setattr(store.publisher, "publish", and_learn)
+    (answer,) = await stale.publisher.publish(Task(key="q", id="second"))
+    assert answer.status is Published.ACCEPTED
+
+
 @pytest.mark.parametrize("seed", range(3))
 async def test_order_per_entity(seed: int) -> None:
     """Fault D7: while the shard count changes under load, tasks of one key run one by one and in order (law 4)."""

@@ -52,7 +52,11 @@ class ShardedPublisher(JointPublisher):
         fresh = [index for index in indexes if index not in known or index in moved]
         fresh = await self._not_held(tasks, fresh, answers)
         targets = {index: await self._open_part(tasks[index]) for index in fresh}
-        return await self._grown(tasks, await self._send(tasks, targets, answers))
+        refused = await self._send(tasks, targets, answers)
+        for key in by_key(tasks, refused):
+            await self._generations.read(key)
+        # Compare parts: another call may have learnt of the new shards since this one chose the target.
+        return [index for index in refused if await self._open_part(tasks[index]) != targets[index]]
 
     async def _not_held(
         self, tasks: Sequence[Task], indexes: list[int], answers: dict[int, Confirmation]
@@ -74,12 +78,6 @@ class ShardedPublisher(JointPublisher):
             indexes = [index for index in indexes if index not in answered]
             unique = by_key(tasks, [index for index in indexes if tasks[index].unique is not None])
         return indexes
-
-    async def _grown(self, tasks: Sequence[Task], moved: Sequence[int]) -> list[int]:
-        """Return the indexes of the tasks whose queues have generations that this process did not know."""
-        before = {key: self._generations.known(key) for key in by_key(tasks, moved)}
-        grown = {key for key, chain in before.items() if await self._generations.read(key) != chain}
-        return [index for index in moved if tasks[index].key in grown]
 
     async def _known(self, tasks: Sequence[Task], indexes: list[int]) -> dict[int, QueuePart]:
         """Return the indexes of tasks whose ids an older generation knows, each mapped to the shard with the task."""
