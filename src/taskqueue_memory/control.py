@@ -96,13 +96,14 @@ class MemoryControl:
         idle = [r for r in records if r.state in _WITHOUT_PARENTS]
         # First cancel the records that wait for an ordering key. If the holder of the key were cancelled first, the key
         # would be passed on to one of them.
-        # First of all cancel the blocked records, the newest first: no record that is to be counted then ends with its
-        # parent.
+        # First of all cancel the blocked records: their parents then do not release them.
         idle.sort(key=lambda record: not record.held)
         blocked = [record for record in records if record.state is State.BLOCKED]
         done = 0
-        async for record in _in_turn([*reversed(blocked), *idle]):
-            if record.state in (*_WITHOUT_PARENTS, State.BLOCKED):
+        async for record in _in_turn([*blocked, *idle]):
+            if record.state is State.CANCELLED:  # its parent was cancelled before it
+                done += 1
+            elif record.state in (*_WITHOUT_PARENTS, State.BLOCKED):
                 done += self._store.cancel(record)
         return done
 

@@ -58,7 +58,7 @@ class MemoryStore(Steps):
         known = queue.records.get(task.id)
         status = known and known.recognise(task, now, queue.settings.dedupe_window)
         if known and status:
-            if known.replaced is not None:
+            if status is Published.REPLACED and known.replaced is not None:
                 return held_by(task, status, known.replaced)
             return Confirmation(key=task.key, task_id=task.id, status=status)
         if task.batch is not None and (late := self.batches.refused(task)):

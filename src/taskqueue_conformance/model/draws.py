@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from taskqueue_conformance.bench import KEY, OTHER
+from taskqueue_core.after import TaskRef
 from taskqueue_core.capabilities import Order
 from taskqueue_core.rate_limit import RateLimit
 
@@ -17,9 +18,30 @@ keys = st.sampled_from(KEYS)
 names = st.sampled_from(["t1", "t2", "t3", "t4", "t5", "t6", "t7"])
 delays = st.sampled_from([None, None, None, None, None, 1, 3])
 batches = st.lists(names, min_size=1, max_size=6)
+_refs = st.builds(TaskRef, keys, names)
+_uniques = st.fixed_dictionaries(
+    {
+        "key": st.sampled_from(["u", "u", "v"]),
+        "until": st.sampled_from(["ended", "ended", "started"]),
+        "period": st.sampled_from([None, None, None, 2, 8]),
+        "on_conflict": st.sampled_from(["replace", "replace", "keep", "refuse"]),
+        "debounce": st.sampled_from([None, None, None, (1, None), (2, 3)]),
+    }
+)
+_afters = st.fixed_dictionaries(
+    {
+        "tasks": st.lists(_refs, min_size=1, max_size=3, unique=True),
+        "when": st.sampled_from(["done", "done", "ended", "failed"]),
+        "on_dead": st.sampled_from(["hold", "hold", "cancel"]),
+        "inputs": st.booleans(),
+    }
+)
 tasks = st.fixed_dictionaries(
     {
         "payload": st.sampled_from([1, 1, 1, 2]),
+        "digest": st.sampled_from([None, None, None, None, 1, 2]),
+        "unique": st.one_of(*[st.none()] * 3, _uniques),
+        "after": st.one_of(*[st.none()] * 2, _afters),
         "priority": st.sampled_from([5, 5, 8, 2]),
         "tenant": st.sampled_from(["a", "b", None]),
         "ordering_key": st.sampled_from([None, None, "e"]),
@@ -28,6 +50,9 @@ tasks = st.fixed_dictionaries(
     }
 )
 """fields of a random task; times are relative to now, in the state machine's units of time"""
+schedules = st.sampled_from(["s1", "s2"])
+versions = st.sampled_from([None, None, 0, 1])
+"""the version that a change of a schedule names: none, the current one, or another one"""
 owners = st.integers(0, len(WORKERS) - 1)
 tellers = st.sampled_from([None] * len(WORKERS) + list(range(len(WORKERS))))
 """index of the subscription that reports a loss; ``None`` means the subscription that owns the delivery"""

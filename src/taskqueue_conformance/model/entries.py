@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from math import inf
+from typing import NamedTuple
+
+from taskqueue_core.after import After, TaskRef
 from taskqueue_core.tasks import Delivery, State, Task, TaskStatus
 
 Span = tuple[float, float]
@@ -11,11 +15,82 @@ _ROUNDING = 1e-3
 _ENDED = (State.DONE, State.EXPIRED, State.CANCELLED, State.DISCARDED)
 
 
+class Content(NamedTuple):
+    """What an id is recognised by: a digest, or else the payload."""
+
+    digest: bytes | None
+    payload: bytes | None
+
+
+def content_of(task: Task) -> Content:
+    """Return what a task is recognised by when it is published again."""
+    digest = task.content_digest
+    return Content(digest, task.payload if digest is None else None)
+
+
+class Wait:
+    """What a task knows of the tasks that it waits for."""
+
+    def __init__(self, after: After) -> None:
+        self.after = after
+        self.missing = set(after.tasks)
+        self.dead: set[TaskRef] = set()
+        """the missing parents that are dead letters and hold the task"""
+        self.failed = False
+        self.unknown = False
+        self.results: dict[TaskRef, bytes | None] = {}
+
+    def hear(self, parent: TaskRef, state: State | None, result: bytes | None) -> None:
+        """Record that a parent has ended, is a dead letter, or is live again; ``None``: it is not known."""
+        self.dead.discard(parent)
+        if state is not None and state.live:
+            return
+        if state is State.DEAD and (self.after.when, self.after.on_dead) == ("done", "hold"):
+            self.dead.add(parent)
+            return
+        self.missing.discard(parent)
+        if state is None:
+            self.unknown = True
+        elif state is State.DONE:
+            self.results[parent] = result
+        else:
+            self.failed = True
+
+    @property
+    def ends(self) -> set[State]:
+        """The states that the wait may end with: none yet, or two if that depends on the order of the reports."""
+        when, ends = self.after.when, set[State]()
+        if self.unknown or (when == "done" and self.failed):
+            ends.add(State.CANCELLED)
+        if when == "failed" and self.failed:
+            ends.add(State.WAITING)
+        if not self.missing and not ends:
+            ends.add(State.CANCELLED if when == "failed" else State.WAITING)
+        return ends
+
+    @property
+    def inputs(self) -> tuple[bytes | None, ...]:
+        """The results that are delivered with the task."""
+        return tuple(self.results.get(self.after.tasks[place]) for place in self.after.inputs)
+
+
 class Entry:
     """The current entry of a task, or its last entry if the task has ended."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
+        self.content = content_of(task)
+        self.wait: Wait | None = None
+        """what the task waits for, or waited for before it was delivered with the results"""
+        self.release_at = 0.0
+        """time before which a blocked task is not available"""
+        self.released: Span | None = None
+        """when the wait has ended, until all lines are carried: the store may not know of it yet"""
+        self.lingers = False
+        """whether the entry was cancelled by the end of a parent, of which the store may not know yet"""
+        self.result: bytes | None = None
+        self.stored: Span = (0.0, 0.0)
+        """time of the publish, which counts for the period of a unique key"""
         self.state = State.WAITING
         self.attempt: int | None = 1
         """``None`` after the retry of a task that was never published, until the backend reports the attempt"""
@@ -41,10 +116,13 @@ class Entry:
         """seconds for which the delivery may run without progress; ``None`` means no limit"""
         self.alive: Span = (0.0, 0.0)
         """time of the delivery, or of its last progress report"""
+        self.jumps = False
+        """whether the entry got other contents while it was waiting, and may come before others since then"""
         self.loose = False
         """whether the delivery may have been lost before the entry expired, so that the store may count a loss"""
         self._since: Span = (0.0, 0.0)
-        self._number = 0
+        self._number: tuple[float, float] = (0, 0)
+        """least and greatest number: entries that became available in one call have no order among them"""
         self._by_time = False
 
     @property
@@ -57,19 +135,36 @@ class Entry:
         self.settled = [*old.settled, ("", "")] if life else old.settled
         if not life:
             self.attempt, self.handed, self.priors = old.attempt, old.handed, old.priors
-            self.tokens = old.tokens
+            self.tokens, self.result = old.tokens, old.result
 
-    def offer(self, span: Span, number: int) -> None:
-        """Record that the entry became available at some moment within ``span``."""
+    def offer(self, span: Span, least: int, greatest: int | None = None) -> None:
+        """Record that the entry became available at some moment within ``span``, and at a number in the range."""
         self.state, self.due, self.returned = State.WAITING, 0.0, False
-        self.uncounted = False
-        self._since, self._number, self._by_time = span, number, False
+        self.uncounted = self.jumps = False
+        self._since, self._by_time = span, False
+        self._number = (least, least if greatest is None else greatest)
+
+    def replace(self, task: Task, *, keeps_lane: bool) -> None:
+        """Give a waiting entry other contents. It may now come before those that it was behind, but not later.
+
+        With another lane, it may have any place there.
+        """
+        self.task, self.state, self.due, self.jumps = task, State.WAITING, 0.0, True
+        self._since = (0.0, self._since[1] if keeps_lane else inf)
+        self._number = (0, self._number[1] if keeps_lane else inf)
 
     def schedule(self, at: float, span: Span, number: int) -> None:
-        """Record that the entry becomes available at the time ``at``, or at once if that time has passed."""
+        """Record that the entry becomes available at the time ``at``, or at once if that time has passed.
+
+        A blocked entry stays blocked.
+        """
+        if self.state is State.BLOCKED:
+            self.release_at = at
+            return
         self.state, self.due, self.returned = State.SCHEDULED, at, False
+        self.jumps = False
         self._since = (max(at, span[0]), max(at, span[1]))
-        self._number, self._by_time = number, True
+        self._number, self._by_time = (number, number), True
 
     def deliver(self, delivery: Delivery, patience: float | None) -> None:
         """Record a delivery, which may run for ``patience`` seconds without progress."""
@@ -84,9 +179,36 @@ class Entry:
 
     def maybe_available(self, span: Span) -> bool:
         """Return whether a correct store may have delivered the entry during ``span``."""
+        if self.state is State.BLOCKED:
+            return self.released is not None and self.release_at <= span[1]
         return self.state is State.WAITING or (
             self.state is State.SCHEDULED and self.due <= span[1]
         )
+
+    @property
+    def replaceable(self) -> bool:
+        """Whether the entry was never delivered, so that it may be given other contents."""
+        at_rest = self.state in (State.WAITING, State.SCHEDULED, State.BLOCKED) or self.lingers
+        return at_rest and not self.handed
+
+    def maybe_in_period(self, span: Span) -> bool:
+        """Return whether the period of the unique key may not have ended."""
+        unique = self.task.unique
+        period = None if unique is None else unique.period
+        return period is not None and span[0] < self.stored[1] + period
+
+    def surely_in_period(self, span: Span) -> bool:
+        """Return whether the period of the unique key has certainly not ended."""
+        unique = self.task.unique
+        period = None if unique is None else unique.period
+        return period is not None and span[1] < self.stored[0] + period
+
+    def holds_key(self) -> bool:
+        """Return whether the entry holds its unique key apart from a period."""
+        unique = self.task.unique
+        if unique is None:
+            return False
+        return self.replaceable or (unique.until == "ended" and self.state.live)
 
     def surely_scheduled(self, span: Span) -> bool:
         """Return whether the entry is scheduled for a time after ``span``."""
@@ -122,6 +244,8 @@ class Entry:
 
     def precedes(self, other: Entry) -> bool:
         """Return whether this entry must be delivered before ``other``, which is in the same lane (law 4)."""
+        if other.jumps:
+            return False
         if self.returned != other.returned:
             return self.returned and other.task.ordering_key is None
         return self.earlier(other)
@@ -133,7 +257,7 @@ class Entry:
         comparable = self._by_time == other._by_time and not (
             self._by_time and self._since != other._since
         )
-        return comparable and self._number < other._number
+        return comparable and self._number[1] < other._number[0]
 
     def shares(self, other: Entry) -> bool:
         """Return whether ``other`` is a different entry with the same ordering key in the same queue."""
@@ -167,6 +291,10 @@ class Entry:
             assert status.due_at is not None, f"{self.name} is scheduled without a due time (law 8)"
             assert abs(status.due_at - self.due) < _ROUNDING, (
                 f"wrong due time of {self.name}: expected {self.due}, got {status.due_at} (law 8)"
+            )
+        if status.state is State.BLOCKED and self.wait is not None:
+            assert set(status.held_by) == self.wait.dead, (
+                f"{self.name} is held by {status.held_by}, expected {self.wait.dead} (law 1)"
             )
         if self.attempt is None:
             self.attempt = status.attempt

@@ -31,13 +31,14 @@ from taskqueue_conformance.model.draws import (
     tellers,
 )
 from taskqueue_conformance.model.model import Model
-from taskqueue_conformance.model.moves import Moves, name_of
+from taskqueue_conformance.model.moves import name_of
+from taskqueue_conformance.model.schedule_rules import ScheduleRules
 from taskqueue_core.backend import Capability
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Delivery, Settled, State
 
 
-class QueueMachine(Moves):
+class QueueMachine(ScheduleRules):
     """A state machine of publishers, three subscriptions of two workers, an operator and a clock.
 
     A unit of time is half of ``short``. The random values never depend on the backend's answers, because a store with
@@ -64,10 +65,7 @@ class QueueMachine(Moves):
     @rule(key=keys, chosen=batches, fields=tasks)
     def publish(self, key: str, chosen: list[str], fields: dict[str, Any]) -> None:
         """Publish new tasks, duplicates, and tasks that have known ids but different payloads."""
-        dates = {name: self.at(fields[name]) for name in ("not_before", "deadline")}
-        entity = fields["ordering_key"] if self.has(Capability.ORDERING_KEYS) else None
-        values = {**fields, **dates, "ordering_key": entity}
-        fresh = [self.bench.task(name, key=key, **values) for name in chosen]
+        fresh = [self.made(key, name, fields) for name in chosen]
         answers, span = self.timed(self.bench.backend.publisher.publish(*fresh))
         for task, answer in zip(fresh, answers, strict=True):
             self.model.published(task, answer, span)
@@ -101,7 +99,9 @@ class QueueMachine(Moves):
     def ack(self, owner: int, chosen: list[int]) -> None:
         """Ack deliveries. Their receipts may be stale."""
         if deliveries := self.latest(self.deliveries, *chosen):
-            self.settle("ack", deliveries, self.subscriptions[owner].ack(*deliveries))
+            results = [None if one.task.id == "t1" else one.task.payload for one in deliveries]
+            call = self.subscriptions[owner].ack(*deliveries, results=results)
+            self.settle("ack", deliveries, call, results=results)
 
     @rule(owner=owners, chosen=st.lists(places, min_size=1, max_size=3))
     def redeliver(self, owner: int, chosen: list[int]) -> None:
@@ -200,6 +200,16 @@ class QueueMachine(Moves):
         answer, span = self.timed(self.bench.control.reschedule(key, name, at))
         self.model.rescheduled(key, name, at, span, answer=answer)
         self.done("rescheduled" if answer else "not rescheduled")
+
+    @precondition(lambda self: self.has(Capability.CONTROL))
+    @rule(key=keys)
+    def purge(self, key: str) -> None:
+        """End all tasks of a queue that are not running."""
+        if not self.model.entries:
+            return
+        number, span = self.timed(self.bench.control.purge(key))
+        self.model.purged(key, number, span)
+        self.done(f"{number} purged")
 
     @rule(owner=owners)
     def close(self, owner: int) -> None:

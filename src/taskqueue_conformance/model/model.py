@@ -7,64 +7,63 @@ that is due in between may count as before or after the call.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import inf
 
 from taskqueue_conformance.model.entries import Entry, Span
-from taskqueue_conformance.model.shelf import Shelf
+from taskqueue_conformance.model.unique_keys import Answer
+from taskqueue_conformance.model.upkeep import Upkeep
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.tasks import (
     Confirmation,
     Delivery,
-    Expired,
-    Ledger,
     Published,
     Received,
     Settled,
     State,
     Task,
-    TaskStatus,
 )
 
 
-class Model(Shelf):
+class Model(Upkeep):
     """Every task that was published, and the final states of earlier entries of the same tasks."""
 
     def __init__(self, settings: QueueSettings | None) -> None:
         """Create a model without entries. ``settings`` apply to all queues; ``None`` if the settings are unknown."""
-        super().__init__()
+        super().__init__(settings)
         self.owners: dict[str, int] = {}
-        self._settings = settings
-        window = None if settings is None else settings.dedupe_window
-        self._window = (0.0, float("inf")) if window is None else (window, window)
-        self._past: dict[str, Counter[State]] = {}
         self._issued: set[str] = set()
-        self._numbers = 0
 
     def published(self, task: Task, answer: Confirmation, span: Span) -> None:
         """Record the answer to a publish of ``task``."""
-        entry = self.entries.get((task.key, task.id))
         limits = self.limits[task.key]
         waiting = self.waiting(task, span), self.waiting(task, span, of_tenant=True)
-        allowed = set()
-        if entry is None or entry.maybe_forgotten(span, self._window):
-            allowed |= limits.answers(*waiting)
-        if entry is not None and not entry.surely_forgotten(span, self._window):
-            same = entry.task.payload == task.payload
-            allowed.add(Published.DUPLICATE if same else Published.CONFLICT)
-        assert answer.status in allowed, (
-            f"publish answered {answer.status}, allowed: {allowed} (laws 6, 7)"
+        given = Answer.of(answer)
+        known, unknown = self.of_the_id(task, span, self.window)
+        held, stored = self.of_the_key(task, span) if unknown else (set[Answer](), False)
+        new = {Answer(status) for status in limits.answers(*waiting)} if stored else set[Answer]()
+        assert given in known | held | new, (
+            f"publish answered {given}, allowed: {known | held | new} (laws 6, 7)"
         )
-        if answer.status is Published.REFUSED:
+        if given in known:
+            return
+        if given == Answer(Published.REFUSED):
             limits.check_refusal(answer, *waiting)
+        if answer.status is Published.REPLACED:
+            self.replaced(task, answer.existing_id or "", span)
         if answer.status is Published.ACCEPTED:
-            fresh = self._renew(task, life=True)
-            fresh.fresh = True
-            if task.not_before is not None and task.not_before > span[0]:
-                fresh.schedule(task.not_before, span, self._number())
-            else:
-                fresh.offer(span, self._number())
+            self._store(task, span)
+
+    def _store(self, task: Task, span: Span) -> None:
+        fresh = self.renew(task, life=True)
+        fresh.fresh, fresh.stored = True, span
+        at = self.due_of(task, span[0], span[0])
+        if task.after is not None:
+            self.begin_wait(fresh, at, span)
+        elif at > span[0]:
+            fresh.schedule(at, span, self.number())
+        else:
+            fresh.offer(span, self.number())
 
     def retried(
         self,
@@ -97,18 +96,20 @@ class Model(Shelf):
                 entry.priors = {entry.attempt or 0}
             elif entry is None or not entry.state.live:
                 known = entry is not None
-                entry = self._renew(task, life=False)
-                entry.attempt = entry.attempt if known else None
+                entry = self.renew(task, life=False)
+                entry.attempt, entry.stored = entry.attempt if known else None, span
             elif entry.maybe_available(span):
                 entry.holds = entry.holds or None
                 self.turns[task.key].reset()
-            self._end_receipt(entry, "retry" if settles else None)
+            self.end_receipt(entry, "retry" if settles else None)
             if free and not dead:
                 entry.priors = {prior + 1 for prior in entry.priors}
             entry.tokens.add(name)
             entry.attempt = None if entry.attempt is None else entry.attempt + 1
             entry.losses, entry.fresh = 0, False
-            entry.schedule(at, span, self._number())
+            entry.schedule(at, span, self.number())
+            if dead:
+                self.tell(entry, span)
 
     def rescheduled(self, key: str, name: str, at: float, span: Span, *, answer: bool) -> None:
         """Record the answer to ``reschedule``."""
@@ -116,7 +117,7 @@ class Model(Shelf):
         if entry is None:
             assert not answer, f"{key}/{name} was rescheduled, but was never published (law 7)"
             return
-        at_rest = entry.state in (State.WAITING, State.SCHEDULED)
+        at_rest = entry.state in (State.WAITING, State.SCHEDULED, State.BLOCKED)
         movable = at_rest and entry.handed != entry.attempt
         assert answer is movable or (not answer and entry.maybe_late(span)), (
             f"reschedule of {entry.name} answered {answer}, expected {movable} (law 3)"
@@ -124,7 +125,7 @@ class Model(Shelf):
         if answer:
             if entry.maybe_available(span):
                 self.turns[key].reset()
-            entry.schedule(at, span, self._number())
+            entry.schedule(at, span, self.number())
 
     def received(
         self, owner: int, keys: Iterable[str], limit: int, answer: Received, span: Span
@@ -159,8 +160,7 @@ class Model(Shelf):
         entry = self.entries.get((delivery.task.key, delivery.task.id))
         assert entry is not None, f"{delivery.task.id} was never published (law 7)"
         at = delivery.delivered_at
-        if entry.maybe_hung(span):  # this receive may have ended the overdue delivery first
-            self._lose(entry, span)
+        self._lose_the_hung(entry, span)
         assert entry.maybe_available(span), (
             f"{entry.name} is {entry.state}, but was delivered (laws 2, 8)"
         )
@@ -170,6 +170,10 @@ class Model(Shelf):
             f"{entry.name} was delivered after its deadline (law 8)"
         )
         assert delivery.task == entry.task, f"{entry.name} was not delivered as it was published"
+        inputs = () if entry.wait is None else entry.wait.inputs
+        assert delivery.inputs == inputs, (
+            f"wrong inputs of {entry.name}: expected {inputs}, got {delivery.inputs}"
+        )
         assert delivery.receipt not in self._issued, (
             f"{entry.name} got a receipt used before (law 2)"
         )
@@ -194,6 +198,16 @@ class Model(Shelf):
             f"wrong timeout of {entry.name}: expected {limits.settings.timeout}, got {delivery.timeout} (law 9)"
         )
         entry.deliver(delivery, limits.settings.max_processing_time)
+
+    def _lose_the_hung(self, entry: Entry, span: Span) -> None:
+        """Record what a call may have done before it delivered an entry: ended overdue deliveries."""
+        if entry.state is State.BLOCKED and entry.wait is not None:
+            for ref in tuple(entry.wait.missing):
+                parent = self.entries.get((ref.key, ref.task_id))
+                if parent is not None and parent.maybe_hung(span):
+                    self.lose(parent, span)
+        elif entry.maybe_hung(span):
+            self.lose(entry, span)
 
     def adopted(
         self,
@@ -231,7 +245,14 @@ class Model(Shelf):
             entry.patience = self.limits[entry.task.key].settings.max_processing_time
 
     def settled(
-        self, verb: str, delivery: Delivery, answer: Settled, span: Span, *, foreign: bool = False
+        self,
+        verb: str,
+        delivery: Delivery,
+        answer: Settled,
+        span: Span,
+        *,
+        foreign: bool = False,
+        result: bytes | None = None,
     ) -> None:
         """Record a settlement; with ``foreign``, the caller does not own the delivery."""
         entry = None if foreign else self._held(delivery)
@@ -240,13 +261,14 @@ class Model(Shelf):
             return
         if answer is Settled.LEASE_LOST:
             assert entry.maybe_late(span), f"{entry.name}: a current receipt was refused (law 2)"
-            self._end(entry, State.EXPIRED, span, None)
+            self.end(entry, State.EXPIRED, span)
             entry.owed = True
         elif verb == "ack":
             assert answer is Settled.OK, f"ack answered {answer}"
-            self._end(entry, State.DONE, span, verb)
+            entry.result = result
+            self.end(entry, State.DONE, span, verb)
         elif verb == "dead_letter":
-            self._end(entry, State.DEAD, span, verb)
+            self.end(entry, State.DEAD, span, verb)
         else:
             entry.losses += verb == "lost"
             limit = None if self._settings is None else self._settings.max_losses
@@ -257,18 +279,18 @@ class Model(Shelf):
                 f"{verb} answered {answer} after {entry.losses} losses (law 3)"
             )
             if doomed:
-                self._end(entry, State.DEAD, span, verb)
+                self.end(entry, State.DEAD, span, verb)
             else:
-                self._release(entry, verb)
+                self.release(entry, verb)
 
     def _settled_before(self, verb: str, delivery: Delivery, answer: Settled, span: Span) -> None:
-        entry = self.entries[delivery.task.key, delivery.task.id]
+        entry = self.entries.get((delivery.task.key, delivery.task.id))
         this = (delivery.receipt, verb)
-        if this not in entry.settled:
+        if entry is None or this not in entry.settled:
             assert not answer.ok, (
-                f"{verb} on a stale or foreign receipt of {entry.name} answered {answer} (law 2)"
+                f"{verb} on a stale or foreign receipt of {delivery.task.id} answered {answer} (law 2)"
             )
-        elif entry.settled[-1] == this and not entry.maybe_forgotten(span, self._window):
+        elif entry.settled[-1] == this and not entry.maybe_forgotten(span, self.window):
             assert answer.ok, (
                 f"the same {verb} of {entry.name}, sent again, answered {answer} (law 2)"
             )
@@ -277,117 +299,23 @@ class Model(Shelf):
         """Record that a subscription was closed, which releases its deliveries."""
         for entry in self.entries.values():
             if entry.receipt is not None and self.owners[entry.receipt] == owner:
-                self._release(entry, "redeliver")
+                self.release(entry, "redeliver")
                 entry.settled.append(("", ""))
 
     def redriven(self, entries: Iterable[Entry], span: Span) -> None:
         """Record that dead letters were redriven in one call; the contract promises no order among them."""
-        number = self._number()
+        number = self.number()
         for entry in entries:
             spent = entry.attempt or 0
             entry.priors = {spent, spent - 1}
             entry.losses = 0
             entry.offer(span, number)
+            self.tell(entry, span)
 
     def ended(self, entry: Entry, state: State, span: Span) -> None:
         """Record that an entry was cancelled or discarded."""
-        self._end(entry, state, span, None)
-
-    def expired(self, reports: Iterable[Expired], span: Span) -> None:
-        """Record the entries that were reported as expired."""
-        for report in reports:
-            entry = self.entries.get((report.key, report.task_id))
-            assert entry is not None, f"{report} was never published"
-            assert entry.owed or entry.maybe_late(span), (
-                f"{entry.name} is {entry.state}, but was reported as expired"
-            )
-            if not entry.owed:
-                entry.loose = entry.maybe_hung(span)
-                self._end(entry, State.EXPIRED, span, None)
-            entry.owed = False
-
-    def configured(self, key: str, settings: QueueSettings, span: Span) -> None:
-        """Record new settings of a queue."""
-        limits = self.limits[key]
-        if limits.settings.order is not settings.order:
-            for entry in self.entries.values():
-                entry.uncounted |= entry.task.key == key and entry.state is not State.WAITING
-        limits.configured(settings, span)
-        self.turns[key].reset()
-
-    def maintained(self, span: Span) -> None:
-        """Record that maintenance was run to completion, and ended every delivery that exceeded its processing time."""
-        for entry in self.entries.values():
-            if entry.surely_hung(span):
-                self._lose(entry, span)
-
-    def check(
-        self, key: str, ledger: Ledger, matches: dict[str, TaskStatus | None], span: Span
-    ) -> None:
-        """Compare a queue's ledger and its tasks' statuses with the model. The ledger was read before the statuses."""
-        counts: Counter[str] = Counter(
-            {state.value: n for state, n in self._past.get(key, Counter()).items()}
-        )
-        for (queue, task_id), entry in self.entries.items():
-            if queue == key:
-                status = matches[task_id]
-                if status is None:
-                    assert entry.maybe_forgotten(span, self._window), (
-                        f"{entry.name} was forgotten too early (law 1)"
-                    )
-                else:
-                    if entry.maybe_hung(span) and status.state in (State.WAITING, State.DEAD):
-                        self._lose(entry, span)
-                    entry.check(status, span)
-                counts[(status.state if status else entry.state).value] += 1
-        counts["published"] = counts.total()
-        assert ledger == Ledger(**counts), (
-            f"wrong ledger: expected {dict(counts)}, got {ledger} (law 1)"
-        )
-
-    def surely_known(self, entry: Entry, span: Span) -> bool:
-        """Return whether every correct store still knows the task."""
-        return not entry.maybe_forgotten(span, self._window)
-
-    def _number(self) -> int:
-        self._numbers += 1
-        return self._numbers
-
-    def _renew(self, task: Task, *, life: bool) -> Entry:
-        old = self.entries.get((task.key, task.id))
-        entry = Entry(task)
-        if old is not None:
-            self._past.setdefault(task.key, Counter())[old.state] += 1
-            entry.inherit(old, life=life)
-        self.entries[task.key, task.id] = entry
-        return entry
+        self.end(entry, state, span)
 
     def _held(self, delivery: Delivery) -> Entry | None:
         entry = self.entries.get((delivery.task.key, delivery.task.id))
         return entry if entry is not None and entry.receipt == delivery.receipt else None
-
-    def _release(self, entry: Entry, verb: str) -> None:
-        self._end_receipt(entry, verb)
-        entry.state, entry.returned, entry.uncounted = State.WAITING, True, False
-
-    def _lose(self, entry: Entry, span: Span) -> None:
-        """Record that a delivery exceeded its processing time, and was ended and counted as lost."""
-        entry.losses += 1
-        entry.settled.append(("", ""))
-        if self._settings is not None and entry.losses > self._settings.max_losses:
-            self._end(entry, State.DEAD, span, None)
-        else:
-            self._end_receipt(entry, None)
-            self._release(entry, "")
-
-    def _end(self, entry: Entry, state: State, span: Span, verb: str | None) -> None:
-        self._end_receipt(entry, verb)
-        start = min(span[0], entry.task.deadline or span[0]) if state is State.EXPIRED else span[0]
-        if entry.state is not State.IN_FLIGHT:
-            self.turns[entry.task.key].reset()
-        entry.state, entry.end, entry.holds = state, (start, span[1]), False
-
-    def _end_receipt(self, entry: Entry, verb: str | None) -> None:
-        if entry.receipt is not None and verb is not None:
-            entry.settled.append((entry.receipt, verb))
-        entry.receipt = None

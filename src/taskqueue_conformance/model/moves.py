@@ -11,10 +11,14 @@ from taskqueue_conformance.histories import BackendMachine
 from taskqueue_conformance.model.draws import KEYS
 from taskqueue_conformance.model.entries import Entry, Span
 from taskqueue_conformance.model.model import Model
+from taskqueue_conformance.model.schedules import Schedules
+from taskqueue_conformance.partitions import carry_all
+from taskqueue_core.after import After, TaskRef
 from taskqueue_core.backend import Capability, Subscription
 from taskqueue_core.capabilities import QueueSettings, has
 from taskqueue_core.errors import LeaseLost
-from taskqueue_core.tasks import Delivery, Published, Settled, State, Task
+from taskqueue_core.tasks import Delivery, Ledger, Published, Settled, State, Task, TaskStatus
+from taskqueue_core.uniqueness import Debounce, UniqueKey
 
 T = TypeVar("T")
 
@@ -32,6 +36,9 @@ class Moves(BackendMachine):
         self.subscriptions: list[Subscription] = []
         self.deliveries: list[Delivery] = []
         self.model = Model(None)
+        self.schedules = Schedules()
+        self.encoded = 2
+        """number in the payload of the last task that was published with a digest"""
 
     async def prepare(self) -> QueueSettings | None:
         """Configure a short dedupe window and a low ``max_losses``; return the settings.
@@ -45,6 +52,50 @@ class Moves(BackendMachine):
             await self.bench.control.configure(key, chosen)
         return chosen
 
+    def made(self, key: str, name: str, fields: dict[str, Any]) -> Task:
+        """Return a task with random fields, apart from those that the backend does not support."""
+        chosen = {field: fields[field] for field in ("payload", "priority", "tenant")}
+        chosen |= {field: self.at(fields[field]) for field in ("not_before", "deadline")}
+        if self.has(Capability.ORDERING_KEYS):
+            chosen["ordering_key"] = fields["ordering_key"]
+        if digest := fields.get("digest"):  # such a payload differs each time
+            self.encoded += 1
+            chosen |= {"payload": self.encoded, "content_digest": bytes([digest]) * 16}
+        if (unique := fields.get("unique")) and self.has(Capability.UNIQUE):
+            chosen |= self._unique(unique, chosen)
+        if (after := fields.get("after")) and self.has(Capability.AFTER):
+            chosen["after"] = self._after(after, TaskRef(key, name))
+        return self.bench.task(name, key=key, **chosen)
+
+    def _unique(self, fields: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of a task with a unique key."""
+        period, debounce = fields["period"], fields["debounce"]
+        values = {**fields, "period": period and period * self.unit, "debounce": None}
+        if self.slack:  # with a store's own clock, it is not known which of two times comes first
+            values["on_conflict"] = "keep"
+        elif debounce and fields["on_conflict"] == "replace":
+            seconds, most = debounce
+            values["debounce"] = Debounce(seconds * self.unit, most and most * self.unit)
+            task = {**task, "not_before": None, "ordering_key": None}
+        times = {field: task.get(field) for field in ("not_before", "ordering_key")}
+        return {**times, "unique": UniqueKey(**values)}
+
+    def _after(self, fields: dict[str, Any], ref: TaskRef) -> After | None:
+        """Return what a task waits for, without itself and without parents that may be forgotten by now."""
+        span = self.span()
+        parents = tuple(
+            parent
+            for parent in fields["tasks"]
+            if parent != ref
+            and (
+                (entry := self.model.entries.get((parent.key, parent.task_id))) is None
+                or self.model.surely_known(entry, span)
+            )
+        )
+        inputs = tuple(reversed(range(len(parents)))) if fields["inputs"] else ()
+        options = {**fields, "tasks": parents, "inputs": inputs}
+        return After(**options) if parents else None
+
     def settle(
         self,
         verb: str,
@@ -52,10 +103,11 @@ class Moves(BackendMachine):
         call: Coroutine[Any, Any, tuple[Settled, ...]],
         *,
         foreign: bool = False,
+        results: Sequence[bytes | None] = (),
     ) -> None:
         """Settle deliveries, and compare the answers with the model.
 
-        ``foreign``: the caller does not own the deliveries.
+        ``foreign``: the caller does not own the deliveries; ``results``: one per delivery, in an ack.
         """
         start, _ = self.span()
         try:
@@ -67,8 +119,10 @@ class Moves(BackendMachine):
             assert answers != (Settled.LEASE_LOST,), (
                 "a single stale receipt must raise LeaseLost (law 2)"
             )
-        for delivery, answer in zip(chosen, answers, strict=True):
-            self.model.settled(verb, delivery, answer, (start, self.span()[1]), foreign=foreign)
+        span = start, self.span()[1]
+        given = results or [None] * len(chosen)
+        for delivery, answer, result in zip(chosen, answers, given, strict=True):
+            self.model.settled(verb, delivery, answer, span, foreign=foreign, result=result)
         pairs = zip(chosen, answers, strict=True)
         self.done(", ".join(f"{name_of(delivery)} {answer}" for delivery, answer in pairs))
 
@@ -115,13 +169,32 @@ class Moves(BackendMachine):
     def done(self, answer: str) -> None:
         """Add a call's answer to the printed history, and compare the store's ledgers and statuses with the model."""
         note(f"# {self.bench.now:.3f}: {answer}")
-        for key in KEYS if self.has(Capability.CONTROL) else ():
-            known = [task_id for queue, task_id in self.model.entries if queue == key]
+        start, _ = self.span()
+        self.carry()
+        if not self.has(Capability.CONTROL):
+            return
+        reports = {key: self.report(key) for key in KEYS}
+        for key, (_, statuses) in reports.items():
+            self.model.read(key, statuses, (start, self.span()[1]))
+        if self.model.news:  # an end that was noticed only now, of which others must learn
+            self.carry()
+            reports = {key: self.report(key) for key in KEYS}
+        for key, (ledger, statuses) in reports.items():
+            self.model.check(key, ledger, statuses, (start, self.span()[1]))
+
+    def report(self, key: str) -> tuple[Ledger, dict[str, TaskStatus | None]]:
+        """Return the ledger of a queue, and then the statuses of its tasks."""
+        known = [task_id for queue, task_id in self.model.entries if queue == key]
+        ledger = self.run(self.bench.control.ledger(key))
+        statuses = self.run(self.bench.control.statuses(key, *known))
+        return ledger, dict(zip(known, statuses, strict=True))
+
+    def carry(self) -> None:
+        """Carry all lines between the partitions, if there may be some."""
+        if self.model.blocked:
             start, _ = self.span()
-            ledger = self.run(self.bench.control.ledger(key))
-            statuses = self.run(self.bench.control.statuses(key, *known))
-            span = (start, self.span()[1])
-            self.model.check(key, ledger, dict(zip(known, statuses, strict=True)), span)
+            self.run(carry_all(self.bench))
+            self.model.carried((start, self.span()[1]))
 
     def at(self, units: int | None) -> float | None:
         """Return the time on the store's clock ``units`` from now; ``None`` if ``units`` is ``None``."""

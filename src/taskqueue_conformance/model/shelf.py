@@ -67,10 +67,13 @@ class Shelf:
     def waiting(self, task: Task, span: Span, *, of_tenant: bool = False) -> Span:
         """Return the least and greatest possible number of tasks that use the queue's or the tenant's capacity."""
         entries = [entry for entry in self.entries.values() if entry.task.key == task.key]
-        fresh = [e for e in entries if e.fresh and e.state in (State.WAITING, State.SCHEDULED)]
+        at_rest = (State.WAITING, State.SCHEDULED, State.BLOCKED)
+        fresh = [e for e in entries if e.fresh and (e.state in at_rest or e.lingers)]
         if of_tenant:
             fresh = [entry for entry in fresh if entry.task.tenant == task.tenant]
-        surely = [e for e in fresh if not (e.maybe_late(span) or (of_tenant and e.uncounted))]
+        surely = [
+            e for e in fresh if not (e.maybe_late(span) or e.lingers or (of_tenant and e.uncounted))
+        ]
         return len(surely), len(fresh)
 
     def surely_free(self, entry: Entry, span: Span) -> bool:

@@ -293,6 +293,10 @@ class BlockedSuite(Harness, needs=(Capability.AFTER,)):
         assert await bench.control.purge(KEY) == 2
         await bench.expect(cancelled=2)
         assert await bench.control.purge(OTHER) == 1
+        circle = [bench.task(f"t{n}", after=after(f"t{(n + 1) % 3}")) for n in range(3)]
+        await bench.offer(*circle)
+        await carry_all(bench)
+        assert await bench.control.purge(KEY) == 3, "a task that waits for a later one (law 1)"
 
     async def test_a_release_wakes(self, bench: Bench) -> None:
         """A released task ends the wait of a receive (law 4)."""
@@ -354,7 +358,8 @@ class BlockedSuite(Harness, needs=(Capability.AFTER,)):
         """A task that waits for nothing waits for nothing after a replacement by one with parents (U12)."""
         replacing = UniqueKey(key="u", on_conflict="replace")
         await bench.publish("first", unique=replacing)
-        await bench.offer(bench.task("second", payload=2, unique=replacing, after=after("other")))
+        parents = after("other", "first")  # also for the one that is replaced
+        await bench.offer(bench.task("second", payload=2, unique=replacing, after=parents))
         (first,) = await bench.take(bench.subscribe())
         assert (first.task.id, first.task.payload, first.task.after) == ("first", b"2", None)
 

@@ -55,7 +55,8 @@ class UniqueReplaceSuite(Harness, needs=(Capability.UNIQUE,)):
         again = await replace(bench, "t2")
         assert (again.status, again.existing_id) == (_REPLACED, "t1")
         other = bench.task("t2", payload="other", unique=key())
-        assert await bench.statuses(other) == [Published.CONFLICT]
+        (conflict,) = await bench.offer(other)
+        assert (conflict.status, conflict.existing_id) == (Published.CONFLICT, None)
         assert await bench.statuses(bench.task("t1", unique=key())) == [Published.DUPLICATE]
         assert await bench.state("t2") is None, "a publish that replaced is no task"
         assert not await bench.control.cancel(KEY, "t2")

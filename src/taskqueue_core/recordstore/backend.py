@@ -73,7 +73,7 @@ class RecordPublisher:
         record = self._transitions.find(task.key, task.id, now)
         if record is None or (known := record.recognise(task, now, window)) is None:
             return None
-        if record.replaced is not None:
+        if known is Published.REPLACED and record.replaced is not None:
             return held_by(task, known, record.replaced)
         return _confirmation(task, known)
 

@@ -86,24 +86,26 @@ def decode(key: str, task_id: str, priority: int, envelope: bytes) -> Task:
     if is_plain(envelope):
         body = _checked(envelope, task_id)
         return checked_task(key, task_id, priority, body[_HEAD:])
+    links: dict[str, Any] | None = None
+    if envelope[:1] == _REPLACED:
+        start = _WIDE_HEAD + int.from_bytes(envelope[1:_WIDE_HEAD], "big")
+        links, envelope = _fields(envelope[_WIDE_HEAD:start]), envelope[start:]
     version = envelope[:1]
-    if version == _REPLACED:
-        return _decode_replaced(key, task_id, priority, envelope)
     if version not in (_PLAIN[:1], _WIDE):
         raise Corrupt("unknown version of the envelope")
     body = _checked(envelope, task_id)
     head = _WIDE_HEAD if version == _WIDE else _HEAD
     size = head + int.from_bytes(body[1:head], "big")
+    fields = _fields(body[head:size])
+    own = _links(fields if links is None else links)
+    fields = {name: fields[name] for name in fields if name not in ("after", "batch")}
     try:
-        unusual = _decoder.decode(body[head:size])
-        if "unique" in unusual:
-            unusual["unique"] = msgspec.convert(unusual["unique"], UniqueKey)
-        if isinstance(known := unusual.get("content_digest"), str):
-            unusual["content_digest"] = bytes.fromhex(known)
-        return Task(
-            key=key, id=task_id, priority=priority, payload=body[size:], **unusual | _links(unusual)
-        )
-    except (ValueError, TypeError, KeyError, msgspec.MsgspecError) as error:
+        if "unique" in fields:
+            fields["unique"] = msgspec.convert(fields["unique"], UniqueKey)
+        if isinstance(known := fields.get("content_digest"), str):
+            fields["content_digest"] = bytes.fromhex(known)
+        return Task(key=key, id=task_id, priority=priority, payload=body[size:], **fields | own)
+    except (ValueError, TypeError, msgspec.MsgspecError) as error:
         raise Corrupt("the header cannot be read") from error
 
 
@@ -120,14 +122,12 @@ def _checked(envelope: bytes, task_id: str) -> bytes:
     return body
 
 
-def _decode_replaced(key: str, task_id: str, priority: int, envelope: bytes) -> Task:
-    size = _WIDE_HEAD + int.from_bytes(envelope[1:_WIDE_HEAD], "big")
-    task = decode(key, task_id, priority, envelope[size:])
+def _fields(header: bytes) -> dict[str, Any]:
+    """Return the fields in a header. Raises `Corrupt`."""
     try:
-        own = _links(_decoder.decode(envelope[_WIDE_HEAD:size]))
-        return msgspec.structs.replace(task, **{"after": None, "batch": None} | own)
-    except (ValueError, TypeError, KeyError, msgspec.MsgspecError) as error:
-        raise Corrupt("what the task waits for cannot be read") from error
+        return _decoder.decode(header) if header else {}
+    except msgspec.MsgspecError as error:
+        raise Corrupt("the header cannot be read") from error
 
 
 def digest(task: Task) -> bytes:
@@ -189,12 +189,15 @@ def _packed(after: After) -> dict[str, Any]:
 
 
 def _links(header: dict[str, Any]) -> dict[str, Any]:
-    """Return the parents and the batch in a header, if there are any."""
+    """Return the parents and the batch in a header, if there are any. Raises `Corrupt`."""
     links: dict[str, Any] = {}
-    if "after" in header:
-        links["after"] = _after(header["after"])
-    if "batch" in header:
-        links["batch"] = ref_of(header["batch"])
+    try:
+        if "after" in header:
+            links["after"] = _after(header["after"])
+        if "batch" in header:
+            links["batch"] = ref_of(header["batch"])
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Corrupt("what the task waits for cannot be read") from error
     return links
 
 
