@@ -243,7 +243,9 @@ class World:
     async def present(self, actor: Actor) -> None:
         """Wait until a process has done something or has ended."""
         await self.until(
-            lambda: not actor.alive or self.active(actor), f"{actor.name} does something"
+            lambda: not actor.alive or self.active(actor),
+            f"{actor.name} does something",
+            seconds=60.0,
         )
 
     def active(self, actor: Actor) -> bool:
