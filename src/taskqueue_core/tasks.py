@@ -293,6 +293,8 @@ class Refusal(StrEnum):
     """another task holds the unique key, and the publish asked to be refused in this case"""
     BATCH_CLOSED = "batch_closed"
     """the batch that the task is a member of was closed"""
+    TOO_MANY_PARENTS = "too_many_parents"
+    """the queue is bound to so many queues that the copies of the task would wait for too many tasks"""
 
 
 class Confirmation(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from msgspec import structs
 from taskqueue_core.authoring.batches import is_batch
 from taskqueue_core.authoring.entries import held_by, meet
 from taskqueue_core.authoring.helpers import refusal
+from taskqueue_core.authoring.waits import refused_with_parents
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.limits import LIMITS, check_time
 from taskqueue_core.tasks import (
@@ -115,6 +116,10 @@ class MemoryStore(Steps):
         if conflict := answers.get(Published.CONFLICT):
             return structs.replace(conflict, key=task.key)
         refused = answers.get(Published.REFUSED)
+        stores = refused is not None or None in found.values()
+        if stores and (too_many := refused_with_parents(task, len(copies))):
+            self.leave(self.queue(key) for key in copies)
+            return too_many
         if refused is None and None in found.values():
             refused = refusal(task, queue.settings, 0)
         if refused is not None:

@@ -13,6 +13,7 @@ import msgspec
 from taskqueue_core.after import TaskRef
 from taskqueue_core.authoring.entries import held_by
 from taskqueue_core.authoring.helpers import check_size, checked_keys, refusal
+from taskqueue_core.authoring.waits import refused_with_parents
 from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.errors import (
     BackendUnavailable,
@@ -286,7 +287,7 @@ def _rare(task: Task, envelope: bytes) -> dict[str, Any] | None:
     if task.unique is not None:
         rare["u"] = msgspec.Raw(unique_fields(task, envelope))
     if task.after is not None:
-        rare["a"] = 1  # the parents are in the envelope
+        rare["a"] = len(task.after.tasks)  # the parents are in the envelope
     if task.batch is not None:
         rare["b"] = name_of(task.batch)
     return rare
@@ -327,15 +328,21 @@ def _refused(task: Task, text: str) -> Confirmation:
             limits, depth = QueueSettings(intake_paused=True), "0"
         case "batch_closed":
             return _batch_closed(task)
+        case "too_many_parents":
+            return _checked(refused_with_parents(task, int(rest)))
         case "capacity":
             limits = QueueSettings(capacity=int(bound))
         case _:
             limits = QueueSettings(order=Order.FAIR, tenant_capacity=int(bound))
-    confirmation = refusal(task, limits, int(depth), int(depth))
-    assert confirmation is not None  # noqa: S101 - the store refused the task because of these limits
+    confirmation = _checked(refusal(task, limits, int(depth), int(depth)))
     if not where:
         return confirmation
     return msgspec.structs.replace(confirmation, reason=f"queue {where!r}: {confirmation.reason}")
+
+
+def _checked(refused: Confirmation | None) -> Confirmation:
+    assert refused is not None  # noqa: S101 - the store refused the task for the same reason
+    return refused
 
 
 def _batch_closed(task: Task) -> Confirmation:

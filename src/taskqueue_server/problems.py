@@ -35,6 +35,7 @@ _REFUSED: dict[str | None, int] = {
     Refusal.MOVED: 409,
     Refusal.NOT_UNIQUE: 409,
     Refusal.BATCH_CLOSED: 409,
+    Refusal.TOO_MANY_PARENTS: 409,
 }
 _NOT_NOW = 503
 """HTTP status for each `Refusal` code that is not in `_REFUSED`, for example if the intake is paused"""

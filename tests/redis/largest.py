@@ -10,6 +10,7 @@ from typing import Any
 
 import taskqueue_redis
 from taskqueue_core.after import After, TaskRef
+from taskqueue_core.authoring.waits import PARENTS_OF_COPIES
 from taskqueue_core.capabilities import (
     Endpoint,
     Fire,
@@ -191,7 +192,12 @@ async def _dead(backend: RedisBackend) -> None:
 async def _fan_out(backend: RedisBackend) -> None:
     bound = tuple(f"copy{n}" for n in range(100))
     await backend.control.configure("source", QueueSettings(bound_to=bound))
-    await backend.publisher.publish(*_tasks("source", 250))
+    parents = tuple(TaskRef("copy0", f"t{n}") for n in range(LIMITS.parents))
+    most = parents[: PARENTS_OF_COPIES // len(bound)]
+    await backend.publisher.publish(
+        *(*_tasks("source", 250), Task(key="source", id="refused", after=After(tasks=parents))),
+        *(Task(key="source", id=f"w{n}", after=After(tasks=most)) for n in range(9)),
+    )
 
 
 async def _unique(backend: RedisBackend) -> None:

@@ -9,6 +9,7 @@ from taskqueue_conformance.bench import KEY, Bench, ids
 from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.selection import needs
 from taskqueue_conformance.suites.helpers import check_refused
+from taskqueue_core.after import After, TaskRef
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import has
 from taskqueue_core.errors import InvalidInput
@@ -197,6 +198,19 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
         await bench.publish("t3")
         assert await bench.control.ledger(KEY) == Ledger()
         assert ids(await bench.take(bench.subscribe(name), 9)) == ["t1", "t2", "t3"]
+
+    @needs(Capability.AFTER)
+    async def test_parents_of_copies(self, bench: Bench) -> None:
+        """Copies that would wait for more than 2,000 tasks in all are refused; no queue stores one (law 6; U16)."""
+        targets = await bound(bench, 3)
+        parents = tuple(TaskRef(targets[0], f"p{n}") for n in range(667))
+        (answer,) = await bench.offer(bench.task("t1", after=After(tasks=parents)))
+        assert (answer.status, answer.code) == (Published.REFUSED, Refusal.TOO_MANY_PARENTS)
+        for key in targets:
+            assert await bench.control.ledger(key) == Ledger()
+        await bench.publish("p0", key=targets[0])
+        (answer,) = await bench.offer(bench.task("t2", after=After(tasks=parents[:1])))
+        assert answer.status is Published.ACCEPTED
 
     async def test_side_by_side(self, bench: Bench) -> None:
         """Concurrent publishers store one copy of each task in each bound queue (laws 7, 10; D9)."""

@@ -23,6 +23,27 @@ from taskqueue_core.after import (
 from taskqueue_core.capabilities import Line, LineKind, Report
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.task_state import State
+from taskqueue_core.tasks import Confirmation, Published, Refusal, Task
+
+PARENTS_OF_COPIES = 2000
+"""maximum number of parents of all copies of a task that one publish stores in several queues"""
+
+
+def refused_with_parents(task: Task, copies: int) -> Confirmation | None:
+    """Return the refusal of a task whose ``copies`` would wait for too many tasks in all; otherwise ``None``."""
+    parents = 0 if task.after is None else len(task.after.tasks)
+    if copies * parents <= PARENTS_OF_COPIES:
+        return None
+    return Confirmation(
+        key=task.key,
+        task_id=task.id,
+        status=Published.REFUSED,
+        code=Refusal.TOO_MANY_PARENTS,
+        reason=(
+            f"the queue is bound to {copies} queues, so a task may wait for at most "
+            f"{PARENTS_OF_COPIES // copies} others, not {parents}: publish it to one of these queues"
+        ),
+    )
 
 
 class Note(msgspec.Struct, frozen=True):

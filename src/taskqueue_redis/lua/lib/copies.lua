@@ -1,5 +1,6 @@
 -- Fan-out: queues that pass their tasks on to other queues.
 local COPIES = 500 -- number of copies after which further tasks are left to the next call
+local PARENTS_OF_COPIES = 2000 -- the same number as in taskqueue_core/authoring/waits.py
 
 -- Returns the queues to which a queue is bound; nothing if they are damaged.
 local function bound_keys(q)
@@ -40,6 +41,7 @@ local function publish_copies(bound, id, about, body)
     if answer ~= 0 then
       answers[answer == -1 and 'duplicate' or string.match(answer, '^[%l_]+')] = answer
     else
+      if rare and rare.a and rare.a * #keys > PARENTS_OF_COPIES then return 'too_many_parents:' .. #keys, full end
       local why = q.limited and refusal(q, about) or rare and rare.b and refuse_member(rare.b)
       if why then return why .. '/' .. q.key, full end
       lacking[#lacking + 1] = q

@@ -5,7 +5,8 @@
 -- fields as JSON, see `rare_of`, if the task has one of these), body.
 -- Appends an answer per task to `answers`: the number of tasks that waited before it, -1 for a duplicate, -2 for a
 -- conflict, "duplicate:", "replaced:" or "not_unique:" and the id of the task that holds its unique key, or why it is
--- refused: "moved:" and the queue, "intake_paused", "batch_closed", or "capacity:" or "tenant_capacity:", the number of
+-- refused: "moved:" and the queue, "intake_paused", "batch_closed", "too_many_parents:" and the number of queues that
+-- get a copy, or "capacity:" or "tenant_capacity:", the number of
 -- tasks that count, ":" and the limit; then "/" and the queue, if another queue of a fan-out refuses.
 -- Returns true if it answered only the first tasks, because many copies of them were stored, many tasks have their unique
 -- keys, or they have many parents.
