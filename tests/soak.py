@@ -12,7 +12,7 @@ _SIZES = {
     "TASKQUEUE_KIT_EXAMPLES": "1000",
     "TASKQUEUE_SWAP_TASKS": "100000",
     "TASKQUEUE_FIRING_HISTORIES": "20",
-    "TASKQUEUE_LINE_HISTORIES": "20000",
+    "TASKQUEUE_LINE_HISTORIES": "35000",
 }
 _TESTS = "fuzz or million or burst or machine or nobody_waits or swap_of_many or histories"
 _FOLDERS = (
