@@ -8,6 +8,8 @@ from typing import Any
 import httpx2
 import pytest
 
+from taskqueue_core.authoring.unsupported import field_checks
+from taskqueue_core.backend import Capabilities
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import QueueFull, SettingsConflict
 from taskqueue_core.queue import stored
@@ -288,7 +290,8 @@ class TestRefusals:
 
         The other lines of the batch are accepted.
         """
-        monkeypatch.setattr("taskqueue_server.api.batch.has", lambda *_: False)
+        checks = field_checks(Capabilities())
+        monkeypatch.setattr("taskqueue_server.api.batch.field_checks", lambda _: checks)
         lines = '{"key":"k","id":"a","ordering_key":"e"}\n{"key":"k","id":"b"}'
         kind = {"content-type": "application/x-ndjson"}
         answer = await api.post("/v1/tasks/batch", content=lines, headers=kind)
