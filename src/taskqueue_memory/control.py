@@ -60,7 +60,8 @@ class MemoryControl:
         return self._store.configure(key, settings)
 
     async def ledger(self, key: str) -> Ledger:
-        return self._store.known(key).ledger
+        queue = self._store.queues.get(key)
+        return Ledger() if queue is None else queue.ledger
 
     async def stats(self, key: str) -> QueueStats:
         return self._store.known(key).stats

@@ -15,8 +15,12 @@ from taskqueue_worker.task_log import TaskLog
 
 def adding(call: HandlerCall) -> dict[int, RunningWorkflow]:
     """Return the workflows to which a handler that has ended has added steps, by the positions of its tasks."""
-    flows = {place: job.context.end() for place, job in enumerate(call.jobs)}
-    return {place: flow for place, flow in flows.items() if flow is not None}
+    flows = {}
+    for place, job in enumerate(call.jobs):
+        flow = job.context.end()
+        if flow is not None:
+            flows[place] = flow
+    return flows
 
 
 async def store_added(

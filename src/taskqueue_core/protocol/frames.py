@@ -333,7 +333,9 @@ def to_wire(delivery: Delivery) -> WireDelivery:
         shard=delivery.shard,
         shard_changed=delivery.shard_changed,
         timeout=delivery.timeout,
-        inputs=tuple([_NULL if each is None else Raw(each) for each in delivery.inputs]),
+        inputs=tuple([_NULL if each is None else Raw(each) for each in delivery.inputs])
+        if delivery.inputs
+        else (),
         task=to_wire_task(delivery.task),
     )
 
