@@ -220,11 +220,12 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def size(self) -> int:
         """The number of bytes of the task and of what comes with it: the inputs, and the names of the parents."""
-        after = self.task.after
-        if after is None:  # so there are no inputs
-            return self.task.size
-        names = sum(len(ref.key) + len(ref.task_id) for ref in after.tasks)
-        return self.task.size + names + sum(len(each or b"") for each in self.inputs)
+        size, after = self.task.size, self.task.after
+        if self.inputs:
+            size += sum(len(each or b"") for each in self.inputs)
+        if after is not None:
+            size += sum(len(ref.key) + len(ref.task_id) for ref in after.tasks)
+        return size
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True):

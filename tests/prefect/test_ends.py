@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from websockets.exceptions import ConnectionClosedError
 
+from taskqueue_core.consumer import outage
+from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import Received, State
 from taskqueue_memory import MemoryBackend
 from taskqueue_server.prefect import delivery
@@ -204,6 +206,7 @@ class TestOutages:
         """Fault A7: a server that stops does not wait for an unavailable store."""
         backend = Flaky()
         monkeypatch.setattr(delivery, "_SETTLE_SECONDS", 0.1)
+        monkeypatch.setattr(outage, "OUTAGE_BACKOFF", RetryPolicy(base=0.01, cap=0.01))
         async with running(backend, drain=0.3) as it, Taker(url_of(it)) as worker:
             await publish_runs(it, "a")
             await worker.receive()
