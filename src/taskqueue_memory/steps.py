@@ -239,7 +239,7 @@ class Steps:
         if record.held:
             self._enter(record, State.WAITING, event, now=now)
         else:
-            if not queue.available:  # otherwise all subscribers already have the queue in ``ready``
+            if not queue.available:  # asked here too, because most publishes then save a call
                 self._offer(queue)
             queue.append(record)
             self._enter(record, State.WAITING, event, now=now)

@@ -183,7 +183,7 @@ async def test_in_drains(flows: Splits, mode: str) -> None:
 
 
 async def test_another_addition_after_a_crash(flows: Splits) -> None:
-    """U16: a handler that adds other steps when it runs again fails, and goes on once it adds the same."""
+    """U16: a handler that adds other steps when it runs again fails, and succeeds once it adds the same."""
     flows.add = lambda context: context.workflow.add(flows.note.call(str(len(flows.contexts))))
     async with TestQueue(flows.tasks, errors="record") as taskqueue:
         handle = await chain(flows.adds.call()).publish(id="w")

@@ -18,7 +18,7 @@ _WORDS = {
     "manifest": "SIGKILL of a publisher or server between the manifest of a workflow and its steps",
     "release": "SIGKILL of a server between the end of a parent and the release of its children",
     "outbox": "SIGKILL of Redis between a line of the outbox and its delivery",
-    "schedules": "three servers fire the same schedules, and some are killed meanwhile",
+    "schedules": "three servers fire the same schedules, and some of them are killed",
     "clock": "the clock of one of three servers is an hour off",
     "full": "the queue of a schedule is full at the instant",
     "held": "redrive and discard of dead letters that hold other tasks",

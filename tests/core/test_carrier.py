@@ -12,8 +12,10 @@ from taskqueue_conformance.partitions import JointDependencies, after
 from taskqueue_core.after import TaskRef
 from taskqueue_core.backend import Subscription
 from taskqueue_core.capabilities import dependencies_of
-from taskqueue_core.consumer.carrier import carry, run_carrier
+from taskqueue_core.consumer import outage
+from taskqueue_core.consumer.carrier import carry, register, run_carrier
 from taskqueue_core.errors import BackendUnavailable
+from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import Delivery, Ledger, Task
 from taskqueue_memory import MemoryBackend
 from tests.worker.local import until
@@ -176,3 +178,20 @@ async def test_a_partition_that_is_down_is_logged_once(
     running.cancel()
     texts = [record.message for record in caplog.records if record.name == "taskqueue.dependencies"]
     assert len(texts) == 1
+
+
+async def test_the_answer_of_a_partition_that_is_down_is_awaited_without_haste(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """U16: while a partition does not answer, the wait for its answer asks again only after a pause."""
+    monkeypatch.setattr(outage, "OUTAGE_BACKOFF", RetryPolicy(base=3600, cap=3600))
+    store.failing.down = {OTHERS}
+    task = Task(key=CHILDREN, id="c", after=after("o", key=OTHERS))
+    await store.of(CHILDREN).publisher.publish(task)
+    waiting = asyncio.create_task(register(store.failing, [task]))
+    await until(lambda: store.failing.calls.count("register") > 0)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert store.failing.calls.count("register") == 1
+    assert not waiting.done()
+    waiting.cancel()

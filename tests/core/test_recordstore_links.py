@@ -49,7 +49,7 @@ async def states(backend: RecordBackend, *ids: str) -> list[State | None]:
 
 
 async def test_lost_notes(backend: RecordBackend, store: DictStore, clock: ManualClock) -> None:
-    """U16, B1: a child whose notes were lost goes on, or is held, an hour after it was published, and not before."""
+    """U16, B1: a child whose notes were lost is released, or held, an hour after it was published, not before."""
     await backend.control.configure("k", QueueSettings(dedupe_window=2 * HOUR))
     await backend.publisher.publish(*(Task(key="k", id=name) for name in ("done", "dead", "gone")))
     await backend.publisher.publish(
