@@ -197,9 +197,8 @@ class Expander:
         while graph is not None and len(graph.steps) > known:
             known = len(graph.steps)
             await self._cancel_steps(workflow, graph.steps)
-            graph = await self._graph(
-                workflow
-            )  # what the steps have added before they were cancelled
+            # Look for what the steps have added before they were cancelled.
+            graph = await self._graph(workflow)
         again = False
         for holder in () if graph is None else (graph.main, *graph.additions):
             if holder.state is State.DEAD:
