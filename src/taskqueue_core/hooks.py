@@ -42,6 +42,8 @@ INTERNAL_QUEUES = frozenset({"dispatch.callbacks", "prefect.reconcile"})
 """queues whose tasks the server itself writes and executes, so that a client must not add to them"""
 _OWN = "_taskqueue."
 """prefix of the names of queues that only this project uses"""
+_SEEING_ALL = ("observe", "admin")
+"""verbs that patterns allow for internal queues, too"""
 SESSION_DOCUMENTS = "dashboard session "
 """prefix of the names under which the slot pool stores sessions of the dashboard; no model's name may start with it"""
 
@@ -94,9 +96,9 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
             return False
         if key is None:
             return "*" in self.keys
-        if key.startswith(_OWN) and verb != "admin":
+        if key.startswith(_OWN) and verb not in _SEEING_ALL:
             return False
-        if key in INTERNAL_QUEUES and verb != "admin":
+        if key in INTERNAL_QUEUES and verb not in _SEEING_ALL:
             return key in self.keys
         return any(
             key.startswith(pattern[:-1]) if pattern.endswith("*") else key == pattern

@@ -41,14 +41,14 @@ def test_the_commands(
         assert main(shlex.split(command)) == 0, command
         if command.startswith("token new"):
             made += capsys.readouterr().out.split()
-    ops, web, old, bulk, new = made
+    ops, screen, web, old, bulk, new = made
     tokens = Tokens.load(path)
     may = {
         token: {verb for verb in VERBS if who.is_allowed(verb, "mail-1")}
-        for token in (ops, web, new)
+        for token in (ops, screen, web, new)
         if (who := tokens.identify(token, 0))
     }
-    assert may == {ops: {"admin"}, web: {"publish"}, new: {"consume"}}
+    assert may == {ops: {"admin"}, screen: {"observe"}, web: {"publish"}, new: {"consume"}}
     assert tokens.identify(old, 0) is None
     limited = tokens.identify(bulk, 0)
     assert limited is not None

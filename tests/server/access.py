@@ -12,13 +12,13 @@ import msgspec
 from taskqueue_core.hooks import Hooks, Identity, hookimpl
 from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_memory import MemoryBackend
-from taskqueue_server.auth.tokens import hashed
+from taskqueue_server.auth.tokens import VERBS, hashed
 from tests.server.support import Running, running
 
 ADMIN = "tq_admin-of-everything"
 A = "tq_works-with-a-alone"
 B = "tq_works-with-b-alone"
-ALL = ("publish", "consume", "admin")
+ALL = VERBS
 
 
 def entry(

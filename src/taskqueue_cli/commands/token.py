@@ -49,7 +49,9 @@ token = typer.Typer(
 def new(
     name: Name,
     *,
-    verbs: Annotated[str, option("Allowed actions, separated by commas: publish, consume, admin.")],
+    verbs: Annotated[
+        str, option("Allowed actions, separated by commas: publish, consume, observe, admin.")
+    ],
     keys: Annotated[
         str,
         option("Allowed queues, separated by commas: a key, 'mail-*' for a prefix, '*' for all."),

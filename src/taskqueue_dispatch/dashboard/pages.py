@@ -12,6 +12,7 @@ from taskqueue_dispatch.dashboard.formatting import shape, texts
 from taskqueue_dispatch.dashboard.snapshot import snapshot_of
 from taskqueue_dispatch.handler_helpers import dispatcher_of
 from taskqueue_dispatch.names import queue_of
+from taskqueue_server.auth.access import OBSERVING
 from taskqueue_server.dashboard.pages import poller_of, render, see_other
 from taskqueue_server.dashboard.settings_form import Form, read_form
 from taskqueue_server.dashboard.stream import EventStream, moments
@@ -103,7 +104,7 @@ def _operation(method: str, path: str, handler: Handler) -> Operation:
         method=method,
         path=path,
         handler=handler,
-        verb="admin",
+        verb=OBSERVING if method == "GET" else "admin",
         scope=Scope.HANDLER,
         answers={200: None},
     )

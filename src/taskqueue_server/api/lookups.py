@@ -12,7 +12,7 @@ from starlette.responses import Response
 from taskqueue_core.errors import TooLarge
 from taskqueue_core.limits import LIMITS
 from taskqueue_server.api.models import Ids, StatusesOut, checked_ids
-from taskqueue_server.api.rights import READING
+from taskqueue_server.api.rights import LOOKING_UP, READING
 from taskqueue_server.routing.bodies import JSON
 from taskqueue_server.routing.operations import Operation, RequestContext, joined, spliced
 
@@ -66,6 +66,7 @@ OPERATIONS = (
         statuses,
         {200: StatusesOut},
         id="lookups_statuses",
+        verb=LOOKING_UP,
         body=Ids,
         example={"ids": ["order-4711"]},
     ),

@@ -21,6 +21,7 @@ from taskqueue_core.migration import (
     status,
 )
 from taskqueue_core.migration.steps import MigrationUnfinished
+from taskqueue_server.auth.access import OBSERVING
 from taskqueue_server.problems import ProblemError
 from taskqueue_server.routing.operations import Operation, Query, RequestContext, Scope, answer
 
@@ -112,6 +113,7 @@ OPERATIONS = (
         get_migration,
         {200: MigrationOut},
         id="migration_look",
+        verb=OBSERVING,
         scope=Scope.SERVER,
         problems=(404,),
     ),

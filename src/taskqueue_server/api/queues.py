@@ -13,6 +13,7 @@ from taskqueue_core.capabilities import DeletedQueue
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Ledger
 from taskqueue_server.api.models import Count, LedgerOut, QueueOut, QueuesOut
+from taskqueue_server.auth.access import OBSERVING
 from taskqueue_server.context.server import read_each
 from taskqueue_server.routing.operations import Operation, Query, RequestContext, Scope, answer
 from taskqueue_server.routing.parameters import AFTER, LIMIT, link, page_of
@@ -127,9 +128,9 @@ _TASKS_PER_WORKER = Query(
     "number of tasks that one worker runs concurrently",
 )
 _operation = partial(Operation, tag="queues", verb="admin")
+_reading = partial(_operation, "GET", verb=OBSERVING)
 OPERATIONS = (
-    _operation(
-        "GET",
+    _reading(
         "/v1/queues",
         queues,
         {200: QueuesOut},
@@ -138,9 +139,9 @@ OPERATIONS = (
         query=(LIMIT, AFTER),
         response_headers=("Link",),
     ),
-    _operation("GET", _KEY, queue, {200: QueueOut}, id="queues_queue"),
-    _operation("GET", f"{_KEY}/ledger", ledger, {200: LedgerOut}, id="queues_ledger"),
-    _operation("GET", "/v1/ledger", total, {200: LedgerOut}, id="queues_total", scope=Scope.SERVER),
+    _reading(_KEY, queue, {200: QueueOut}, id="queues_queue"),
+    _reading(f"{_KEY}/ledger", ledger, {200: LedgerOut}, id="queues_ledger"),
+    _reading("/v1/ledger", total, {200: LedgerOut}, id="queues_total", scope=Scope.SERVER),
     _operation("POST", f"{_KEY}/purge", purge, {200: Count}, id="queues_purge", query=(_CONFIRM,)),
     _operation(
         "DELETE",

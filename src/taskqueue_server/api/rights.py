@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from taskqueue_core.tasks import Task
+from taskqueue_server.auth.access import OBSERVING
 from taskqueue_server.routing.operations import RequestContext
 
 READING = ("publish", "admin")
-"""the rights of which one permits to read the statuses and results of a queue's tasks"""
+"""the rights of which one permits to read the results of a queue's tasks"""
+LOOKING_UP = ("publish", *OBSERVING)
+"""the rights of which one permits to read the statuses of a queue's tasks"""
 
 
 def demand_to_publish(call: RequestContext, *tasks: Task) -> None:

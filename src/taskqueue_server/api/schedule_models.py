@@ -162,11 +162,15 @@ class ScheduleOut(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None
 
     @classmethod
-    def of(cls, status: ScheduleStatus) -> ScheduleOut:
-        """Return the body of a stored schedule."""
+    def of(cls, status: ScheduleStatus, *, payload: bool = True) -> ScheduleOut:
+        """Return the body of a stored schedule. Without ``payload``, that of its task is null."""
         found = status.schedule
+        body = None if found is None else ScheduleBody.of(found)
+        if body is not None and not payload:
+            task = msgspec.structs.replace(body.call, payload=Raw(b"null"))
+            body = msgspec.structs.replace(body, call=task)
         fields = msgspec.structs.asdict(status)
-        fields["schedule"] = None if found is None else ScheduleBody.of(found)
+        fields["schedule"] = body
         return cls(**fields)
 
 

@@ -27,6 +27,8 @@ from taskqueue_server.routing.parameters import AFTER, LIMIT, link, page_query
 
 _VERSIONS = 999_999_999
 _COUNT = 5
+_USING = ("publish", "consume", "admin")
+"""the rights of which one permits to see the payloads of a queue's schedules"""
 _PAGE_BYTES = LIMITS.body // 2
 """maximum number of bytes of the payloads on a page"""
 
@@ -48,12 +50,17 @@ async def schedules(call: RequestContext) -> Response:
     """List the schedules of the queues that the token permits, sorted by name.
 
     Repeat the request with ``next`` as ``after`` until the response has no ``next``. A page may have fewer schedules
-    than ``limit``, if they are large. The header ``Link`` has the URL of the next page.
+    than ``limit``, if they are large. The header ``Link`` has the URL of the next page. For a token that only permits
+    to observe a queue, the payloads of its tasks are null.
     """
     limit, after = page_query(call)
     found, following = await visible(call, after, limit)
-    out = [ScheduleOut.of(status) for status in found]
+    out = [_described(call, status) for status in found]
     return answer(SchedulesOut(schedules=out, next=following), headers=link(call, following))
+
+
+def _described(call: RequestContext, status: ScheduleStatus) -> ScheduleOut:
+    return ScheduleOut.of(status, payload=call.is_allowed(status.key, _USING))
 
 
 async def visible(
@@ -73,8 +80,11 @@ async def visible(
 
 
 async def schedule(call: RequestContext) -> Response:
-    """Return one schedule with its next and its last instants."""
-    return answer(ScheduleOut.of(await known(call)))
+    """Return one schedule with its next and its last instants.
+
+    For a token that only permits to observe the queue, the payload of the task is null.
+    """
+    return answer(_described(call, await known(call)))
 
 
 async def put(call: RequestContext) -> Response:
@@ -165,7 +175,7 @@ _EXAMPLE = {
 _operation = partial(
     Operation, tag="schedules", verb=("publish", "admin"), scope=Scope.HANDLER, problems=(404,)
 )
-_reading = partial(_operation, "GET", verb=("publish", "consume", "admin"))
+_reading = partial(_operation, "GET", verb=("observe", *_USING))
 OPERATIONS = (
     _reading(
         "/v1/schedules",

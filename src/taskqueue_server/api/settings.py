@@ -22,6 +22,7 @@ from taskqueue_core.queue_settings import (
     read_settings,
     reset_settings,
 )
+from taskqueue_server.auth.access import OBSERVING
 from taskqueue_server.problems import ProblemError
 from taskqueue_server.routing import bodies
 from taskqueue_server.routing.operations import Operation, Query, RequestContext
@@ -186,7 +187,7 @@ OPERATIONS = (
         f"{_KEY}/settings",
         read,
         id="settings_read",
-        verb=("admin", "consume"),
+        verb=(*OBSERVING, "consume"),
     ),
     _operation(
         "PUT",

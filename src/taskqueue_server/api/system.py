@@ -11,6 +11,7 @@ from taskqueue_core.capabilities import Maintained
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.tasks import Health
 from taskqueue_server.api.models import AliveOut, HealthOut, ReadyOut, WorkersOut
+from taskqueue_server.auth.access import OBSERVING
 from taskqueue_server.context.server import VERSION, ServerContext
 from taskqueue_server.routing.operations import Operation, RequestContext, Scope, answer
 from taskqueue_server.routing.parameters import AFTER, LIMIT, link, page_of
@@ -90,7 +91,7 @@ OPERATIONS = (
         workers,
         {200: WorkersOut},
         id="system_workers",
-        verb="admin",
+        verb=OBSERVING,
         scope=Scope.HANDLER,
         query=(LIMIT, AFTER),
         tag="workers",

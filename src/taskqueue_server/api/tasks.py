@@ -23,7 +23,7 @@ from taskqueue_server.api.models import (
     Rescheduled,
     RescheduleIn,
 )
-from taskqueue_server.api.rights import READING, demand_to_publish
+from taskqueue_server.api.rights import LOOKING_UP, READING, demand_to_publish
 from taskqueue_server.api.task_models import RetryIn, RetryTaskIn, TaskIn
 from taskqueue_server.context.waiters import MAX_WAIT
 from taskqueue_server.problems import ProblemError, refusal_status, retry_after
@@ -305,6 +305,7 @@ OPERATIONS = (
         status,
         {200: TaskStatus},
         id="tasks_status",
+        verb=LOOKING_UP,
         query=(WAIT,),
         problems=(404, 429),
     ),

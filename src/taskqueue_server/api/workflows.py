@@ -10,7 +10,7 @@ from starlette.responses import Response
 from taskqueue_core.queue_workflows import QueueWorkflows
 from taskqueue_core.tasks import Confirmation
 from taskqueue_core.workflows import InvalidWorkflow, WorkflowStatus, WorkflowStep, workflow_of
-from taskqueue_server.api.rights import READING
+from taskqueue_server.api.rights import LOOKING_UP, READING
 from taskqueue_server.api.workflow_models import (
     StepIn,
     StepsIn,
@@ -164,7 +164,15 @@ OPERATIONS = (
         problems=(409, 429),
         example=_ADDED_EXAMPLE,
     ),
-    _operation("GET", _ID, workflow, {200: WorkflowStatus}, id="workflows_status", problems=(404,)),
+    _operation(
+        "GET",
+        _ID,
+        workflow,
+        {200: WorkflowStatus},
+        id="workflows_status",
+        verb=LOOKING_UP,
+        problems=(404,),
+    ),
     _operation(
         "POST",
         f"{_ID}/cancel",

@@ -32,6 +32,8 @@ RELOAD_SECONDS = 2.0
 """seconds between checks for changes to the tokens file"""
 CHECK_SECONDS = 3.0
 """seconds between checks of the tokens of all open connections"""
+OBSERVING = ("observe", "admin")
+"""the rights of which one permits to see queues and tasks, without payloads and results"""
 OPEN = Identity(name="anybody")
 """identity of every client of a server without authentication"""
 _BATCH = 50
@@ -39,6 +41,11 @@ _BATCH = 50
 _log = logging.getLogger("taskqueue.server.access")
 
 Allowed = Callable[[Identity], bool]
+
+
+def may_observe(identity: Identity, key: str | None = None) -> bool:
+    """Return whether a client may see the queue ``key``, or without a key all queues."""
+    return any(identity.is_allowed(verb, key) for verb in OBSERVING)
 
 
 @dataclass(eq=False, slots=True)
@@ -102,7 +109,7 @@ class AccessControl:
         shown = token_of(connection) if token is None else token
         identity = self.identify(shown, peer_of(connection))
         if identity is not None and token is None and session_of(connection) is not None:
-            identity = identity if "admin" in identity.verbs else None
+            identity = None if identity.verbs.isdisjoint(OBSERVING) else identity
         if identity is not None:
             mark_authenticated(connection.scope)
         return identity

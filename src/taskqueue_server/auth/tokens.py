@@ -19,7 +19,7 @@ from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.hooks import Identity
 from taskqueue_core.limits import check_name, check_time, kind_of
 
-VERBS = ("publish", "consume", "admin")
+VERBS = ("publish", "consume", "observe", "admin")
 MAX_ENTRIES = 1000
 """maximum number of entries; the token of each request is compared with all of them"""
 _TOKEN = 1024

@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.responses import Response
 from starlette.routing import Route
 
+from taskqueue_server.auth.access import OBSERVING
 from taskqueue_server.dashboard import (
     dead_letters,
     login,
@@ -40,7 +41,8 @@ async def workers(call: RequestContext) -> Response:
     return await DashboardView(call, "workers").render(await poller_of(call).fresh())
 
 
-def _operation(method: str, path: str, handler: Handler, verb: str | None = "admin") -> Operation:
+def _operation(method: str, path: str, handler: Handler, *, public: bool = False) -> Operation:
+    verb = None if public else OBSERVING if method == "GET" else "admin"
     scope = Scope.PATH if "{key}" in path else Scope.HANDLER
     return Operation(
         method=method, path=path, handler=handler, verb=verb, scope=scope, answers={200: None}
@@ -66,10 +68,10 @@ OPERATIONS = (
     _operation("POST", "/queues/{key}/dead", dead_letters.act),
     _operation("GET", "/tasks/{key}/{id}", tasks.task),
     _operation("POST", "/tasks/{key}/{id}", tasks.act),
-    _operation("GET", "/login", login.ask, None),
-    _operation("POST", "/login", login.login, None),
-    _operation("POST", "/logout", login.logout, None),
-    _operation("GET", "/static/{name}", static, None),
+    _operation("GET", "/login", login.ask, public=True),
+    _operation("POST", "/login", login.login, public=True),
+    _operation("POST", "/logout", login.logout, public=True),
+    _operation("GET", "/static/{name}", static, public=True),
 )
 ROUTES = as_pages(routes(OPERATIONS))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
+from taskqueue_server.auth.access import OBSERVING
 from taskqueue_server.auth.credentials import login_cookie, logout_cookie, secret_of
 from taskqueue_server.dashboard.pages import local_path, render, see_other
 from taskqueue_server.dashboard.settings_form import read_form
@@ -23,7 +24,7 @@ async def ask(call: RequestContext) -> Response:
 
 
 async def login(call: RequestContext) -> Response:
-    """Start a session with a token that has the right ``admin``."""
+    """Start a session with a token that has the right ``observe`` or ``admin``."""
     _require_own_page(call)
     form = await read_form(call, _FORM_BYTES, _FORM_FIELDS)
     target, token = local_path(form.text("next")), form.text("token")
@@ -35,8 +36,8 @@ async def login(call: RequestContext) -> Response:
     if identity is None:
         message = "Unknown token. Check that you copied it completely and that it has not expired or been revoked."
         return await render(call, "login.html", 401, target=target, error=message)
-    if "admin" not in identity.verbs:
-        message = "This token is valid, but the dashboard requires a token with the right admin."
+    if identity.verbs.isdisjoint(OBSERVING):
+        message = "This token is valid, but the dashboard requires a token with the right observe or admin."
         return await render(call, "login.html", 403, target=target, error=message)
     sessions = call.context.access.sessions
     await sessions.end(secret_of(call.request))

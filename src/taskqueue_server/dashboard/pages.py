@@ -142,6 +142,7 @@ async def render(call: RequestContext, template: str, status: int = 200, **names
         "said": NOTICES[notice].format(n=digits) if notice in NOTICES else None,
         "open": not call.context.access.authenticates,
         "who": call.identity.name if call.identity else None,
+        "operates": call.identity is not None and "admin" in call.identity.verbs,
         "here": request.url.path,
         "links": request.app.state.links,
         **names,

@@ -91,7 +91,9 @@ async def _page(
         when=when(status),
         instants=instants,
         outcomes=[(outcome, reason(outcome)) for outcome in reversed(status.recent)],
-        payload=None if template is None else pretty(bytes(template.payload), template.headers),
+        payload=pretty(bytes(template.payload), template.headers)
+        if template is not None and call.is_allowed(status.key, ("admin",))
+        else None,
         error=error,
     )
 

@@ -55,7 +55,8 @@ async def _page(
 ) -> Response:
     control = call.context.control
     (statuses,) = await control.statuses(key, task_id)
-    (result,) = await control.results(key, task_id)
+    operates = call.is_allowed(key, ("admin",))
+    result = (await control.results(key, task_id))[0] if operates else None
     dead = statuses is not None and statuses.state is State.DEAD
     dead_letter = await call.context.dead_letters.get(key, task_id) if dead else None
     snapshot = await poller_of(call).fresh()
@@ -66,7 +67,9 @@ async def _page(
         steps=_steps(statuses),
         result=pretty(result),
         dead_letter=dead_letter,
-        payload=pretty(dead_letter.task.payload, dead_letter.task.headers) if dead_letter else None,
+        payload=pretty(dead_letter.task.payload, dead_letter.task.headers)
+        if dead_letter and operates
+        else None,
         error=error,
     )
 

@@ -11,6 +11,7 @@ import msgspec
 from starlette.responses import Response
 
 from taskqueue_core.tasks import Ledger, TaskStatus, WorkerInfo
+from taskqueue_server.auth.access import may_observe
 from taskqueue_server.dashboard import formatting
 from taskqueue_server.dashboard.pages import poller_of, render
 from taskqueue_server.dashboard.snapshot import HISTORY, LISTED, Snapshot
@@ -27,7 +28,7 @@ _encoder = msgspec.json.Encoder()
 
 def sees_all(call: RequestContext) -> bool:
     """Return whether the client may see every queue, including future queues."""
-    return call.identity is not None and call.identity.is_allowed("admin")
+    return call.identity is not None and may_observe(call.identity)
 
 
 class DashboardView:

@@ -17,6 +17,7 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 
 from taskqueue_core.concurrency import wait_forever
 from taskqueue_core.hooks import Identity
+from taskqueue_server.auth.access import may_observe
 from taskqueue_server.context.server import VERSION, ServerContext
 from taskqueue_server.metrics.process_metrics import ProcessMetrics
 from taskqueue_server.metrics.store_metrics import (
@@ -66,13 +67,13 @@ class Metrics:
 
         The metrics of server processes are returned only if the identity may see all queues.
         """
-        sees_all = identity.is_allowed("admin")
+        sees_all = may_observe(identity)
         self._refresh()
         statistics = await self._store.latest()
         shown = None
         if statistics is not None:
             # With many queues, filtering and encoding take long: use a thread, to keep the event loop responsive.
-            may = partial(identity.is_allowed, "admin")
+            may = partial(may_observe, identity)
             shown = await asyncio.to_thread(VisibleStatistics.of, statistics, may)
             await self._store.complete(statistics, shown.keys)
         encode, media_type = choose_encoder(_normalized_accept(accept))

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from taskqueue_core.protocol import frames
-from taskqueue_server.auth.access import OPEN
+from taskqueue_server.auth.access import OBSERVING, OPEN
 from taskqueue_server.auth.credentials import mark_authenticated, name_client
 from taskqueue_server.auth.origins import refusal
 from taskqueue_server.context.server import ServerContext
@@ -137,7 +137,7 @@ OPERATIONS = (
         metrics,
         {200: str},
         id="operation_metrics",
-        verb="admin",
+        verb=OBSERVING,
         scope=TokenScope.HANDLER,
     ),
 )
