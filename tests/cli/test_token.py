@@ -145,7 +145,10 @@ def test_limits(cli: Cli, path: Path) -> None:
     ("words", "told"),
     [
         (("new", "a b", *MAIL), "name: "),
-        (("new", "a", "--verbs", "publish,root", "--keys", "*"), "publish, consume, observe, admin"),
+        (
+            ("new", "a", "--verbs", "publish,root", "--keys", "*"),
+            "publish, consume, observe, admin",
+        ),
         (("new", "a", "--verbs", ",", "--keys", "*"), "publish, consume, observe, admin"),
         (("new", "a", "--verbs", "admin", "--keys", "a*b"), "prefixes followed by"),
         (("new", "a", *MAIL, "--rate", "0"), "rate: "),
