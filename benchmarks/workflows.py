@@ -2,8 +2,9 @@
 
 Part one runs a chain, in which each task waits for the one before and gets its result, and the same number of tasks
 that wait for nothing, both with one consumer that receives a task and acks it. The ratio is the rate of the chain
-divided by the rate of the others. Part two publishes tasks that wait for one parent, and waiting tasks, and prints the
-memory that Redis needs for each.
+divided by the rate of the others. Part two does the same with declared tasks, a `Workflow` and a local worker that runs
+one task at a time, from the publish to the last end, so it includes the publishing of the steps. Part three publishes
+tasks that wait for one parent, and waiting tasks, and prints the memory that Redis needs for each.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ import statistics
 import sys
 import tempfile
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for parts of the tests
 
+from taskqueue_core import Context, Queue, Tasks, chain
 from taskqueue_core.after import After, TaskRef
 from taskqueue_core.tasks import Task
 from taskqueue_redis import RedisBackend
+from taskqueue_worker import LocalWorker
 from tests.redis.backends import opened
 from tests.redis.engines import find_engine
 from tests.redis.servers import RedisServer
@@ -28,6 +32,19 @@ from tests.redis.servers import RedisServer
 _PAYLOAD = b'{"url": "https://example.org/cat.png"}'
 _RESULT = b'"cat-320.png"'
 _BLOCKED = 20_000
+tasks = Tasks(prefix="chain.")
+_left = 0
+_ended = asyncio.Event()
+
+
+@tasks.task
+async def link(context: Context, previous: str = "") -> str:  # noqa: ARG001 - the parameters of a real step
+    """Return a result, and say when the last task has run."""
+    global _left  # noqa: PLW0603 - the handlers of this process count together
+    _left -= 1
+    if not _left:
+        _ended.set()
+    return "cat-320.png"
 
 
 def tasks_of(key: str, number: int, *, chained: bool) -> list[Task]:
@@ -53,6 +70,43 @@ async def run_singly(backend: RedisBackend, key: str, number: int, *, chained: b
         return number / (time.perf_counter() - start)
 
 
+async def run_declared(number: int, *, chained: bool) -> float:
+    """Publish a workflow, or single tasks, and return how many are run per second, from the publish on."""
+    global _left  # noqa: PLW0603 - the handlers of this process count together
+    _left = number
+    _ended.clear()
+    start = time.perf_counter()
+    if chained:
+        await chain(*[link.call() for _ in range(number)]).publish()
+    else:
+        await tasks.publish_many(link.call() for _ in range(number))
+    await _ended.wait()
+    return number / (time.perf_counter() - start)
+
+
+async def workflows(server: RedisServer, number: int, rounds: int) -> None:
+    """Print the rates of a chain that is published as a workflow, and of single tasks."""
+    rates: dict[bool, list[float]] = {False: [], True: []}
+    async with AsyncExitStack() as stack:
+        backend = await stack.enter_async_context(opened(server.url, "flow", lease=60.0))
+        await stack.enter_async_context(tasks.connect(Queue(backend)))
+        group = await stack.enter_async_context(asyncio.TaskGroup())
+        worker = LocalWorker(tasks, backend=backend, concurrency=1)
+        group.create_task(worker.serve())
+        for turn in range(rounds):
+            for chained in (False, True) if turn % 2 else (True, False):
+                rates[chained].append(await run_declared(number, chained=chained))
+        worker.stop()
+    _print(number, rates, "a workflow with a chain")
+
+
+def _print(number: int, rates: dict[bool, list[float]], name: str) -> None:
+    ratios = [chained / other for chained, other in zip(rates[True], rates[False], strict=True)]
+    print(f"{number} single tasks: {statistics.median(rates[False]):,.0f} per second")
+    print(f"{name} of {number}: {statistics.median(rates[True]):,.0f} per second")
+    print(f"ratio: {statistics.median(ratios):.2f} (lowest {min(ratios):.2f}); the goal is 0.4")
+
+
 async def chains(server: RedisServer, number: int, rounds: int) -> None:
     """Print the rates of a chain and of tasks that wait for nothing."""
     rates: dict[bool, list[float]] = {False: [], True: []}
@@ -61,12 +115,7 @@ async def chains(server: RedisServer, number: int, rounds: int) -> None:
             for chained in (False, True) if turn % 2 else (True, False):
                 rate = await run_singly(backend, f"{turn}-{chained}", number, chained=chained)
                 rates[chained].append(rate)
-    ratios = [chain / other for chain, other in zip(rates[True], rates[False], strict=True)]
-    print(
-        f"{number} tasks that wait for nothing: {statistics.median(rates[False]):,.0f} per second"
-    )
-    print(f"a chain of {number}: {statistics.median(rates[True]):,.0f} per second")
-    print(f"ratio: {statistics.median(ratios):.2f} (lowest {min(ratios):.2f}); the goal is 0.4")
+    _print(number, rates, "a chain")
 
 
 async def memory(server: RedisServer) -> None:
@@ -100,6 +149,7 @@ async def main() -> None:
         RedisServer(find_engine(), Path(folder)) as server,
     ):
         await chains(server, options.tasks, options.rounds)
+        await workflows(server, options.tasks, options.rounds)
         await memory(server)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -15,6 +15,7 @@ from typing import Any, NoReturn, cast
 import msgspec
 from typing_extensions import Unpack
 
+from taskqueue_core.after import TaskRef
 from taskqueue_core.assembly import open_backend
 from taskqueue_core.authoring.unsupported import field_checks
 from taskqueue_core.backend import Backend, Capability, Subscription
@@ -30,6 +31,7 @@ from taskqueue_core.errors import (
 from taskqueue_core.json_text import encode_json
 from taskqueue_core.limits import LIMITS, check_duration
 from taskqueue_core.publish_options import PublishOptions, after_of, instant
+from taskqueue_core.publish_order import in_parts, is_absent, refused_with_parent
 from taskqueue_core.queue_schedules import QueueSchedules
 from taskqueue_core.queue_workflows import QueueWorkflows
 from taskqueue_core.retry import RetryPolicy
@@ -190,6 +192,9 @@ class Queue:
     ) -> tuple[Confirmation, ...]:
         """Publish tasks in batches, and return their confirmations in order. A refused task has a confirmation, too.
 
+        A task that waits for an earlier one of the call is published after it; if that one is not stored, it is refused
+        with `Refusal.PARENT_REFUSED`. Other tasks are published in their order.
+
         While a queue is full or its intake is paused, tasks that it refused are published again, for up to ``wait``
         seconds in total: as soon as the backend signals free capacity, or after the delay that the backend suggests.
         """
@@ -198,12 +203,20 @@ class Queue:
         pending = list(tasks)
         for check in self._checks:
             check(pending)
-        confirmations: list[Confirmation] = []
-        for start in range(0, len(pending), LIMITS.batch):
-            batch = pending[start : start + LIMITS.batch]
-            answers = await self._send(batch)
-            confirmations += answers if not wait else await self._wait_for_room(batch, answers, end)
-        return tuple(confirmations)
+        confirmations: dict[int, Confirmation] = {}
+        absent: dict[TaskRef, Confirmation] = {}
+        for part in in_parts(pending, LIMITS.batch):
+            kept = {n: kept for n in part if (kept := refused_with_parent(pending[n], absent))}
+            places = [place for place in part if place not in kept]
+            batch = [pending[place] for place in places]
+            answers: Sequence[Confirmation] = await self._send(batch) if batch else ()
+            if wait:
+                answers = await self._wait_for_room(batch, answers, end)
+            confirmations |= {**kept, **dict(zip(places, answers, strict=True))}
+            for place in part:
+                if is_absent(confirmations[place]):
+                    absent[TaskRef(pending[place].key, pending[place].id)] = confirmations[place]
+        return tuple([confirmations[place] for place in range(len(pending))])
 
     async def _wait_for_room(
         self, tasks: list[Task], answers: Iterable[Confirmation], end: float

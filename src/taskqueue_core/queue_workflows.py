@@ -18,6 +18,7 @@ from taskqueue_core.workflow_graph import read_graph
 from taskqueue_core.workflows import (
     WORKFLOWS,
     InvalidWorkflow,
+    UnknownWorkflow,
     WorkflowState,
     WorkflowStatus,
     WorkflowStep,
@@ -109,8 +110,9 @@ class QueueWorkflows:
         ``by``: the task of that step, which can add steps once; the same steps again change nothing. The name of each
         is that of ``by``, a colon and its own. In ``after`` they have the names of one another, and other tasks.
 
-        Raises `InvalidWorkflow` before anything is stored, also if the step has ended or the workflow is cancelled,
-        `IdConflict` if the step has added other steps, and `PublishUnconfirmed`.
+        Raises `InvalidWorkflow` before anything is stored, also if the step has ended or the workflow is cancelled, or
+        is not known (code ``unknown_workflow``), `IdConflict` if the step has added other steps, and
+        `PublishUnconfirmed`.
         """
         workflow = workflow_of(by)
         check_workflow_id(workflow)
@@ -141,7 +143,7 @@ class QueueWorkflows:
         if added is not None:
             return
         if main is None:
-            raise InvalidWorkflow(
+            raise UnknownWorkflow(
                 "by", "a step of a workflow that is not known", "a step of a workflow that is known"
             )
         if cancelled is not None:

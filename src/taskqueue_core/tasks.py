@@ -295,6 +295,8 @@ class Refusal(StrEnum):
     """the batch that the task is a member of was closed"""
     TOO_MANY_PARENTS = "too_many_parents"
     """the queue is bound to so many queues that the copies of the task would wait for too many tasks"""
+    PARENT_REFUSED = "parent_refused"
+    """a task of the same call that it waits for was not stored; `Queue.publish_many` decides this, not the backend"""
 
 
 class Confirmation(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from taskqueue_core.errors import (
     TooLarge,
     UnknownKey,
 )
-from taskqueue_core.workflows import InvalidWorkflow
+from taskqueue_core.workflows import InvalidWorkflow, UnknownWorkflow
 
 _MAX_DETAIL = 300
 _ERRORS: dict[str, type[TaskQueueError]] = {
@@ -40,6 +40,7 @@ _ERRORS: dict[str, type[TaskQueueError]] = {
         SettingsConflict,
         TooLarge,
         UnknownKey,
+        UnknownWorkflow,
     )
 }
 _ACCESS_DENIED = (401, 403)

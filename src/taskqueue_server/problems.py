@@ -13,12 +13,14 @@ from starlette.responses import Response
 
 from taskqueue_core import errors
 from taskqueue_core.tasks import Refusal
+from taskqueue_core.workflows import UnknownWorkflow
 
 PROBLEM_TYPE = "application/problem+json"
 _RETRY_SECONDS = 1.0
 _STATUS: dict[type[errors.TaskQueueError], int] = {
     errors.InvalidInput: 422,
     errors.TooLarge: 413,
+    UnknownWorkflow: 404,
     errors.IdConflict: 409,
     errors.NotUnique: 409,
     errors.SettingsConflict: 409,
@@ -36,6 +38,7 @@ _REFUSED: dict[str | None, int] = {
     Refusal.NOT_UNIQUE: 409,
     Refusal.BATCH_CLOSED: 409,
     Refusal.TOO_MANY_PARENTS: 409,
+    Refusal.PARENT_REFUSED: 409,
 }
 _NOT_NOW = 503
 """HTTP status for each `Refusal` code that is not in `_REFUSED`, for example if the intake is paused"""

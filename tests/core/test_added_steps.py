@@ -257,6 +257,8 @@ async def test_wrong_additions(
     with pytest.raises(InvalidWorkflow, match=text) as caught:
         await Queue(backend).workflows.add(added, by=by)
     assert caught.value.field == field
+    unknown = "workflow that is not known" in text
+    assert caught.value.code == ("unknown_workflow" if unknown else "invalid_workflow")
     assert await backend.control.ledger(WORKFLOWS) == before
 
 

@@ -3,18 +3,22 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from taskqueue_core import IdConflict, InvalidInput, PublishUnconfirmed, QueueFull, Task, connect
+from taskqueue_core.after import After, TaskRef
 from taskqueue_core.assembly import open_backend
-from taskqueue_core.capabilities import control_of
+from taskqueue_core.capabilities import QueueSettings, control_of
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import BackendNotFound, BackendUnavailable, CapabilityMissing
 from taskqueue_core.hooks import HOOK_API
 from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.limits import LIMITS
+from taskqueue_core.publish_order import in_parts, is_absent
 from taskqueue_core.queue import Queue
-from taskqueue_core.tasks import Confirmation, Ledger, Published, State
+from taskqueue_core.tasks import Confirmation, Ledger, Published, Refusal, State
+from taskqueue_core.uniqueness import UniqueKey
 from taskqueue_memory import MemoryBackend
 from tests.core.fakes import ScriptedBackend
 
@@ -191,6 +195,55 @@ async def test_one_refused_task_does_not_hold_up_a_batch(queue: Queue) -> None:
     one, other = Task(key="k", id="t", payload=b"1"), Task(key="k", id="t", payload=b"2")
     statuses = [c.status for c in await queue.publish_many([one, other, one, Task(key="k")])]
     assert statuses == ["accepted", "conflict", "duplicate", "accepted"]
+
+
+def waiting(task_id: str, *parents: str) -> Task:
+    """Return a task that waits for others of its queue."""
+    return Task(
+        key="k", id=task_id, after=After(tasks=tuple(TaskRef("k", each) for each in parents))
+    )
+
+
+@pytest.mark.parametrize("why", ["full", "conflict", "unique"])
+async def test_a_parent_of_the_same_call_that_is_not_stored(queue: Queue, why: str) -> None:
+    """U15: the tasks that wait for it are refused as well, and can be published again; others are stored."""
+    control, parent = control_of(queue.backend), Task(key="k", id="a", payload=b"1")
+    if why == "full":
+        await control.configure("k", QueueSettings(capacity=1))
+        await queue.publish("k")
+    elif why == "conflict":
+        await queue.publish("k", 2, id="a")
+    else:
+        await queue.publish("k", id="other", unique=UniqueKey(key="one"))
+        parent = msgspec.structs.replace(parent, unique=UniqueKey(key="one"))
+    before = await queue.ledger()
+    free = Task(key="free", id="c", after=After(tasks=(TaskRef("free", "b"),)))
+    first, *refused, root, last = await queue.publish_many(
+        [parent, waiting("b", "a"), waiting("c", "b"), Task(key="free", id="b"), free]
+    )
+    assert is_absent(first)
+    assert (root.status, last.status) == (Published.ACCEPTED, Published.ACCEPTED)
+    assert [answer.code for answer in refused] == [Refusal.PARENT_REFUSED] * 2
+    assert [answer.retry_after for answer in refused] == [first.retry_after] * 2
+    assert "'a' of queue 'k'" in str(refused[0].reason)
+    assert ("holds its unique key" in str(refused[0].reason)) is (why == "unique")
+    assert await control.statuses("k", "b") == (None,)
+    assert (await queue.ledger()).published - before.published == 2
+    if why == "full":
+        await control.configure("k", QueueSettings(capacity=10, version=1))
+        again = await queue.publish_many([parent, waiting("b", "a")])
+        assert [answer.status for answer in again] == ["accepted"] * 2
+
+
+async def test_parts_of_a_call() -> None:
+    """U15: tasks are published after those that they wait for, in parts of a limited size, otherwise in order."""
+    ids = ["a", "b", "c", "d", "e", "f"]
+    parents = {"b": ("a",), "d": ("b", "never"), "e": ("f",)}
+    tasks = [
+        waiting(each, *parents[each]) if each in parents else Task(key="k", id=each) for each in ids
+    ]
+    parts = [[ids[place] for place in part] for part in in_parts(tasks, 3)]
+    assert parts == [["a", "c", "e"], ["f"], ["b"], ["d"]]
 
 
 async def test_ledgers(queue: Queue) -> None:

@@ -183,11 +183,12 @@ async def test_adding_steps() -> None:
             ("w", ADDED | {"steps": []}, "steps"),
             ("w", ADDED | {"steps": [{"name": "x", "key": "a", "after": ["s0"]}]}, "steps.x.after"),
             ("w", ADDED | {"by": {"key": "b", "task_id": "v.s0"}}, "by.task_id"),
-            ("v", ADDED | {"by": {"key": "b", "task_id": "v.s0"}}, "by"),
             ("w", ADDED | {"by": {"key": "b", "task_id": "s0"}}, "by"),
         ):
             answer = await client.post(f"{URL}/{target}/steps", json=body)
             assert (answer.status_code, answer.json()["field"]) == (422, field)
+        never = ADDED | {"by": {"key": "b", "task_id": "never.s0"}}
+        problem(await client.post(f"{URL}/never/steps", json=never), 404, "unknown_workflow", "by")
         async with it.backend.subscribe(["b"], "worker") as subscription:
             await subscription.ack(*(await subscription.receive(1, 5)).deliveries)
         async with it.backend.subscribe(["a"], "worker") as subscription:

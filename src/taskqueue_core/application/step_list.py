@@ -27,6 +27,8 @@ class StepList:
     def __init__(self) -> None:
         """Create a list without steps."""
         self._steps: dict[str, Step[Any]] = {}
+        self._numbers: dict[str, int] = {}
+        """the last number that was given to a step without a name, by the task's name"""
 
     @property
     def steps(self) -> tuple[Step[Any], ...]:
@@ -67,10 +69,12 @@ class StepList:
 
     def _name(self, call: Call[Any]) -> str:
         base = call.function.name.rpartition(".")[2] or "step"
-        number, name = 1, base
+        number = self._numbers.get(base, 1)
+        name = base if number == 1 else f"{base}-{number}"
         while name in self._steps:
             number += 1
             name = f"{base}-{number}"
+        self._numbers[base] = number
         return name
 
     def _parent(self, name: str, parent: object) -> Step[Any] | TaskRef:

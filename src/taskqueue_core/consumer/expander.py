@@ -11,7 +11,7 @@ import contextlib
 import logging
 import random
 import secrets
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import NoReturn
 
 from taskqueue_core.backend import Backend, Subscription
@@ -26,8 +26,9 @@ from taskqueue_core.consumer.carrier import register
 from taskqueue_core.consumer.outage import Failures, close
 from taskqueue_core.consumer.settle import decided, settle
 from taskqueue_core.errors import CapabilityMissing, InvalidInput, SettingsConflict
+from taskqueue_core.publish_order import in_parts
 from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, Snoozed, Success
-from taskqueue_core.tasks import Confirmation, Delivery, Published, State, Task
+from taskqueue_core.tasks import Confirmation, Delivery, Published, State
 from taskqueue_core.workflow_graph import Graph, read_graph, stored_steps
 from taskqueue_core.workflows import (
     WORKFLOWS,
@@ -177,16 +178,16 @@ class Expander:
         tasks = tasks_of(stored.workflow, steps, delivery.task.id)
         loop = asyncio.get_running_loop()
         done = 0
-        for batch in _batches(steps, tasks):
+        for places in in_parts(tasks, _BATCH):
             # Another process may have published the steps since, and they may have ended and been forgotten.
             if loop.time() - taken > _FRESH:
                 if not await self._control.progress(delivery, done / len(tasks)):
                     return HandBack()
                 taken = loop.time()
-            for answer in await self._backend.publisher.publish(*batch):
+            for answer in await self._backend.publisher.publish(*[tasks[n] for n in places]):
                 if not answer.stored:
                     return _refused(answer)
-            done += len(batch)
+            done += len(places)
         await register(self._dependencies, tasks)
         return None
 
@@ -220,14 +221,6 @@ class Expander:
                     self._control.cancel(step.key, step_id(workflow, step.name))
                     for step in level[start : start + _BATCH]
                 )
-
-
-def _batches(steps: Sequence[WorkflowStep], tasks: Sequence[Task]) -> Iterator[list[Task]]:
-    """Yield the tasks of steps in parts, none of which contains a step and one of its parents."""
-    by_name = {step.name: task for step, task in zip(steps, tasks, strict=True)}
-    for level in levels(steps):
-        for start in range(0, len(level), _BATCH):
-            yield [by_name[step.name] for step in level[start : start + _BATCH]]
 
 
 def _refused(answer: Confirmation) -> Outcome:

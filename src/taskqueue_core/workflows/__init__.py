@@ -5,6 +5,7 @@ from taskqueue_core.workflows.inputs import count_references, input_reference, w
 from taskqueue_core.workflows.status import StepStatus, WorkflowState, WorkflowStatus
 from taskqueue_core.workflows.steps import (
     InvalidWorkflow,
+    UnknownWorkflow,
     WorkflowStep,
     added_name,
     added_steps,
@@ -37,6 +38,7 @@ __all__ = [
     "InvalidWorkflow",
     "StepStatus",
     "Stored",
+    "UnknownWorkflow",
     "WorkflowState",
     "WorkflowStatus",
     "WorkflowStep",

@@ -15,6 +15,7 @@ from taskqueue_core.tasks import DEFAULT_PRIORITY, Task
 
 __all__ = [
     "InvalidWorkflow",
+    "UnknownWorkflow",
     "WorkflowStep",
     "added_name",
     "added_steps",
@@ -45,6 +46,12 @@ class InvalidWorkflow(InvalidInput):
     """
 
     code = "invalid_workflow"
+
+
+class UnknownWorkflow(InvalidWorkflow):
+    """There is no workflow with this id, or it was forgotten."""
+
+    code = "unknown_workflow"
 
 
 class WorkflowStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -45,8 +45,8 @@ async def add(call: RequestContext) -> Response:
     They are published once the task ``by`` is done, so ack it after this request; if it fails, they are not. A task can
     add steps once: the same steps again give 200, and others 409. The name of an added step is the name of the step
     ``by``, a colon and its own. The token must permit consuming from the queue of ``by``, or publishing to it, and what
-    publishing a workflow with these steps needs. A step that has ended, or whose workflow is cancelled or not known,
-    gives 422.
+    publishing a workflow with these steps needs. A step that has ended, or whose workflow is cancelled,
+    gives 422, and a workflow that is not known 404.
     """
     body = await call.body(StepsIn)
     by, workflow = body.by.to_ref("by"), call.name("id")
@@ -161,7 +161,7 @@ OPERATIONS = (
         id="workflows_add",
         verb="publish",
         body=StepsIn,
-        problems=(409, 429),
+        problems=(404, 409, 429),
         example=_ADDED_EXAMPLE,
     ),
     _operation(
