@@ -29,6 +29,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """maximum number of headers of a task"""
     header_bytes: int = 8 * 1024
     """maximum number of bytes of a task's header names and values together"""
+    tags: int = 8
+    """maximum number of tags of a task"""
+    tag: int = 100
+    """maximum number of characters of a tag"""
     attempts: int = 50_000
     """maximum number of attempts of a task, including snoozes and those before a redrive; then it is a dead letter"""
     retry_tokens: int = 100
@@ -150,6 +154,32 @@ def check_label(field: str, value: object) -> None:
     if isinstance(value, str) and 0 < len(value) <= LIMITS.name and value.isprintable():
         return
     raise InvalidInput(field, kind_of(value), f"printable text of 1 to {LIMITS.name} characters")
+
+
+def check_tag(field: str, value: object) -> None:
+    """Check a tag of a task: printable text of 1 to 100 characters, without a blank at its start or end."""
+    if (
+        isinstance(value, str)
+        and 0 < len(value) <= LIMITS.tag
+        and value.isprintable()
+        and value == value.strip()
+    ):
+        return
+    raise InvalidInput(
+        field,
+        kind_of(value),
+        f"printable text of 1 to {LIMITS.tag} characters, without a blank at its start or end",
+    )
+
+
+def check_tags(field: str, value: object) -> None:
+    """Check the tags of a task: at most 8 different ones, as a tuple."""
+    if not isinstance(value, tuple) or len(value) > LIMITS.tags:
+        raise InvalidInput(field, kind_of(value), f"a tuple of at most {LIMITS.tags} texts")
+    for tag in value:
+        check_tag(field, tag)
+    if len(set(value)) < len(value):
+        raise InvalidInput(field, "the same tag twice", "different tags")
 
 
 def check_number(field: str, value: object, lowest: int, highest: int) -> None:

@@ -21,6 +21,7 @@ from taskqueue_core.limits import (
     check_headers,
     check_json,
     check_name,
+    check_tags,
     check_time,
     kind_of,
 )
@@ -94,6 +95,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """other tasks that the task waits for in the state ``blocked``; needs the capability ``after``"""
     batch: TaskRef | None = None
     """the batch that the task is a member of, or the task itself if it is a batch; needs the capability ``after``"""
+    tags: tuple[str, ...] = ()
+    """texts such as ``user:42``, by which the task can be found if the queue's setting ``index`` names them"""
     content_digest: bytes | None = None
     """16 to 64 bytes by which the store recognises the id, instead of the payload, which differs if encrypted again
 
@@ -124,7 +127,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
             got = f"{kind_of(attempts)} out of range"
             raise InvalidInput("max_attempts", got, "a whole number from 1 to 1000")
         if (
-            self.unique is not None
+            self.tags
+            or self.unique is not None
             or self.after is not None
             or self.batch is not None
             or self.content_digest is not None
@@ -132,6 +136,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
             self._check_rare_fields()
 
     def _check_rare_fields(self) -> None:
+        check_tags("tags", self.tags)
         if self.unique is not None:
             check_unique(self.unique, self.not_before, self.ordering_key)
         check_after(self.after, self.batch, TaskRef(self.key, self.id))
@@ -337,6 +342,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     error: str
     traceback: str | None = None
     """the end of the traceback, with the causes; kept for the last three failures of a task"""
+    worker: str | None = None
+    """the worker that had the delivery; ``None`` if there was none, or the store does not know it"""
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):

@@ -200,11 +200,12 @@ def checked_settings(
     fair_order: bool = False,
     floor_share: bool = False,
     fan_out: bool = False,
+    listing: bool = False,
 ) -> QueueSettings:
     """Return the settings, or raise `InvalidInput` if the backend does not support one of them.
 
     The arguments describe the backend: the supported ``durabilities``, whether it has a ``journal``, and whether it has
-    the capabilities ``flow``, ``fair_order``, ``floor_share`` and ``fan_out``.
+    the capabilities ``flow``, ``fair_order``, ``floor_share``, ``fan_out`` and ``listing``.
     """
     promised = settings.durability
     if promised is not None and promised not in durabilities:
@@ -225,6 +226,12 @@ def checked_settings(
             name,
             "a value other than the default",
             "only the default, because this backend delivers first in, first out",
+        )
+    for name in () if listing else settings.listing:
+        raise InvalidInput(
+            name,
+            "a value other than the default",
+            "only the default, because this backend does not list tasks",
         )
     if settings.floor_share and not floor_share:
         raise InvalidInput(

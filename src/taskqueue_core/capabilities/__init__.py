@@ -10,6 +10,7 @@ from taskqueue_core.capabilities.dependencies import (
     LineKind,
     Report,
 )
+from taskqueue_core.capabilities.listing import Listing, TaskDetail, TaskPage, TaskSummary
 from taskqueue_core.capabilities.require import (
     HasControl,
     HasDeadLetters,
@@ -80,6 +81,7 @@ __all__ = [
     "Left",
     "Line",
     "LineKind",
+    "Listing",
     "LongPolling",
     "Maintained",
     "Order",
@@ -99,6 +101,9 @@ __all__ = [
     "SlotLease",
     "SlotPool",
     "StoredSchedule",
+    "TaskDetail",
+    "TaskPage",
+    "TaskSummary",
     "control_of",
     "dead_lettering_of",
     "dead_letters_of",

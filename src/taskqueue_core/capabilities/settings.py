@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from taskqueue_core.errors import SettingsConflict
+from taskqueue_core.limits import LIMITS
 from taskqueue_core.rate_limit import Number, RateLimit, Whole
 from taskqueue_core.retry import RetryPolicy
 
@@ -55,6 +56,7 @@ _FLOW = (
 )
 _FAIR = ("weights", "tenant_capacity", "tenant_max_inflight", "tenant_rate_limit")
 _ORDER = ("order", *_FAIR)
+_LISTING = ("index", "keep_ended", "keep_ended_most")
 _WHOLE = ("capacity", "max_inflight", "rate_limit", *_ORDER, "floor_share", "bound_to")
 DECLARABLE = (
     "retry",
@@ -71,6 +73,7 @@ DECLARABLE = (
 _Bound = Annotated[Whole, Field(ge=1, le=1_000_000_000)]
 _Weight = Annotated[Whole, Field(ge=1, le=1000)]
 _Name = Annotated[str, Field(min_length=1, max_length=255)]
+_TagName = Annotated[str, Field(min_length=1, max_length=LIMITS.tag)]
 
 
 class QueueSettings(BaseModel):
@@ -132,6 +135,18 @@ class QueueSettings(BaseModel):
     """names of queues that each get a copy of every task published here; this queue stores one only if it is listed"""
     shards: Whole = Field(default=1, ge=1, le=1000)
     """number of shards of the queue, spread over the partitions of the store; each shard has its own order"""
+    index: tuple[_TagName, ...] = Field(default=(), max_length=100)
+    """names of the tags by which tasks can be found: the part before the first colon, so ``user`` for ``user:42``
+
+    It applies to tasks that are published from then on.
+    """
+    keep_ended: Number = Field(default=0, ge=0, le=365 * 86_400)
+    """seconds, counted from the end of a task, for which it can be listed, even after its id may be used again"""
+    keep_ended_most: Whole = Field(default=100_000, ge=1, le=10_000_000)
+    """maximum number of ended tasks that `keep_ended` keeps in each state, and in each shard; the oldest go first
+
+    Tasks that are kept for `dedupe_window` or `result_ttl` are counted, but do not go before their time.
+    """
 
     owners: dict[str, Owner] = {}
     """owners of the fields that a declaration or an operator has set; the others: see `owner_of`"""
@@ -147,6 +162,15 @@ class QueueSettings(BaseModel):
         """Return the owner of a field of `DECLARABLE`; ``None`` if it has its default, which nothing has set."""
         changed = getattr(self, name) != type(self).model_fields[name].default
         return self.owners.get(name) or (Owner.OPERATOR if changed else None)
+
+    @field_validator("index")
+    @classmethod
+    def _are_tag_names(cls, index: tuple[str, ...]) -> tuple[str, ...]:
+        if any(":" in name or not name.isprintable() or name != name.strip() for name in index):
+            raise ValueError("the part of a tag before its first colon, in printable text")
+        if len(set(index)) < len(index):
+            raise ValueError("different names")
+        return index
 
     @model_validator(mode="after")
     def _fits(self) -> QueueSettings:
@@ -172,6 +196,11 @@ class QueueSettings(BaseModel):
     def fair_order(self) -> dict[str, object]:
         """The settings of fair order whose values are not the defaults; they need the capability ``fair_order``."""
         return self._changed(_ORDER)
+
+    @property
+    def listing(self) -> dict[str, object]:
+        """The settings of lists whose values are not the defaults; they need the capability ``listing``."""
+        return self._changed(_LISTING)
 
     @property
     def ordering(self) -> dict[str, object]:

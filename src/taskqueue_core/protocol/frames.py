@@ -192,6 +192,7 @@ class WireTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     deadline: float | None = None
     not_before: float | None = None
     max_attempts: int | None = None
+    tags: tuple[str, ...] = ()
     unique: UniqueKey | None = None
     content_digest: bytes | None = None
     """in base64"""
@@ -315,6 +316,7 @@ def to_wire_task(task: Task) -> WireTask:
         deadline=task.deadline,
         not_before=task.not_before,
         max_attempts=task.max_attempts,
+        tags=task.tags,
         unique=task.unique,
         content_digest=task.content_digest,
         after=task.after,

@@ -71,6 +71,7 @@ def encode(task: Task) -> bytes:
         and task.after is None
         and task.batch is None
         and task.content_digest is None
+        and not task.tags
         and not task.headers
     ):
         body = _PLAIN + task.payload
@@ -102,6 +103,8 @@ def decode(key: str, task_id: str, priority: int, envelope: bytes) -> Task:
     try:
         if "unique" in fields:
             fields["unique"] = msgspec.convert(fields["unique"], UniqueKey)
+        if "tags" in fields:
+            fields["tags"] = tuple(fields["tags"])
         if isinstance(known := fields.get("content_digest"), str):
             fields["content_digest"] = bytes.fromhex(known)
         return Task(key=key, id=task_id, priority=priority, payload=body[size:], **fields | own)
@@ -162,6 +165,8 @@ def _non_default_fields(task: Task) -> dict[str, Any]:
     unusual = {name: value for name, value in fields.items() if value is not None}
     if task.headers:
         unusual["headers"] = task.headers
+    if task.tags:
+        unusual["tags"] = task.tags
     if task.content_digest is not None:
         unusual["content_digest"] = task.content_digest.hex()  # scripts cannot read bytes
     if task.after is not None:

@@ -1,0 +1,119 @@
+"""The capability ``listing``: the tasks of a queue by state, tenant, tag and worker, page by page.
+
+A page costs what it shows: the store reads the records of the page, and those that a filter skips, of which there is a
+limit. So a page may have fewer tasks than were asked for, even none, and still name a next page.
+
+Tags are found if the queue's setting ``index`` names them; each task is indexed by the setting at the time of its
+publish. Tasks that have ended are listed while their records exist: for ``dedupe_window``, or as long as the settings
+``keep_ended`` and ``keep_ended_most`` say.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from taskqueue_core.tasks import Failure, State, Task, TaskStatus
+
+LOOKED_AT = 10_000
+"""maximum number of records that are read for one page"""
+ERROR_CHARACTERS = 200
+"""maximum number of characters of the error in a summary"""
+
+
+class TaskSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A task as a list shows it, without payload and headers."""
+
+    key: str
+    """name of the queue"""
+    task_id: str
+    """id of the task"""
+    state: State
+    attempt: int = 1
+    """number of the attempt that waits or runs, or was the last one; the first is 1"""
+    losses: int = 0
+    """number of deliveries of this attempt whose consumers were lost"""
+    priority: int
+    tenant: str | None = None
+    ordering_key: str | None = None
+    tags: tuple[str, ...] = ()
+    updated_at: float
+    """time of the last change, as in `TaskStatus`"""
+    due_at: float | None = None
+    """time at which a scheduled task becomes available; ``None`` in other states"""
+    worker_id: str | None = None
+    """the worker of a task in flight, or of one that has ended, if its queue has the setting ``keep_ended``"""
+    error: str | None = None
+    """the first `ERROR_CHARACTERS` characters of the error in the task's `TaskStatus`"""
+
+
+class TaskPage(msgspec.Struct, frozen=True, kw_only=True):
+    """One page of tasks."""
+
+    tasks: tuple[TaskSummary, ...] = ()
+    next: str | None = None
+    """the cursor of the next page, to pass as ``after``; ``None`` after the last page"""
+    looked_at: int = 0
+    """number of records that were read for this page"""
+
+
+class TaskDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """What the store knows of one task."""
+
+    status: TaskStatus
+    task: Task
+    """the task; the payload and the headers of one that has ended may be missing"""
+    published_at: float | None = None
+    """time of the publish; ``None`` if the store does not know it"""
+    delivered_at: float | None = None
+    """time of the last delivery; ``None`` if there was none, or the store does not know it"""
+    worker_id: str | None = None
+    """the worker of the last delivery; ``None`` if there was none, or the store does not know it"""
+    history: tuple[Failure, ...] = ()
+    """the most recent failures, oldest first"""
+
+
+class Listing(Protocol):
+    """The tasks of all queues."""
+
+    async def tasks(
+        self,
+        key: str,
+        *,
+        state: State | None = None,
+        tenant: str | None = None,
+        tag: str | None = None,
+        worker: str | None = None,
+        after: str | None = None,
+        limit: int = 100,
+        newest: bool = False,
+    ) -> TaskPage:
+        """Return a page of the tasks of a queue that are in a state, or that have a tag.
+
+        ``state`` may be ``None`` with a ``tag`` only, and then means all states. ``worker`` is possible for tasks in
+        flight, and for those that have ended, if the queue has the setting ``keep_ended``. ``limit`` is from 1 to 1000.
+        ``after`` is the `TaskPage.next` of a page of the same query: the same queue, filters and order.
+        Raises `InvalidInput`, which names the argument, for anything else, and for a tag that the setting ``index`` of
+        the queue does not name. The list of a queue that was never used is empty.
+
+        The order is:
+
+        * waiting: by priority, highest first; in each priority, released tasks first, then in the order in which they
+          became available. Those that wait for their ordering key come last. Fair order does not change this.
+        * in flight: by priority, and in the order in which they became available
+        * scheduled: by the time at which they become available
+        * blocked: in the order in which they became blocked; dead: in the order in which they became dead letters
+        * ended: by the time of the end
+        * with a tag: in the order of their publishes
+
+        ``newest`` is the exact reverse.
+
+        A task that stays in the state and at its place, while all pages are read one after another, is on exactly one
+        of them (law 11). Tasks that enter or leave the state meanwhile may be on one or on none. No task is there twice
+        unless it left its place: it left the state and came back, got another time or other contents, or obtained its
+        ordering key; or the order of the queue was changed. In a sharded queue, one shard follows the other.
+        """
+
+    async def task(self, key: str, task_id: str) -> TaskDetail | None:
+        """Return what the store knows of a task; ``None`` if it is unknown or its record has expired."""
