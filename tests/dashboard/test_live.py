@@ -25,8 +25,15 @@ from taskqueue_core.tasks import (
 )
 from taskqueue_server.context.waiters import LimitedSlots
 from taskqueue_server.dashboard import StatsPoller, poller
+from taskqueue_server.dashboard.formatting import sparkline, state_of
 from taskqueue_server.dashboard.local_metrics import ProcessGauges
-from taskqueue_server.dashboard.snapshot import HISTORY, History, Snapshot, StoreReading
+from taskqueue_server.dashboard.snapshot import (
+    HISTORY,
+    History,
+    MetricsWindow,
+    Snapshot,
+    StoreReading,
+)
 from taskqueue_server.problems import ProblemError
 from tests.dashboard.support import PAGE
 from tests.server.support import Running, eventually, http, running
@@ -259,6 +266,49 @@ def test_the_history_is_bounded() -> None:
     assert history.window(["a", "b"]).published == pytest.approx(10)
     assert next(history.rows(["a", "b"], 1))[1] == pytest.approx(10)
     assert next(history.rows(["a", "b"], 1))[3] == 1_000_000
+
+
+def test_what_was_not_measured_is_not_drawn() -> None:
+    """U20: charts and sparklines break where the store was not read, and a rate is not computed across the gap."""
+    history = History()
+    for number in (1, 2, 3, 60, 61):
+        history.add(
+            _sample(number, a=Ledger(published=number, waiting=number)), after_gap=number == 60
+        )
+    rows = list(history.rows(["a"]))
+    assert [(row[0], row[1], row[3]) for row in rows] == [
+        (1, None, 1),
+        (2, 1, 2),
+        (3, 1, 3),
+        (31.5, None, None),
+        (60, None, 60),
+        (61, 1, 61),
+    ]
+    assert [row[0] for row in history.rows(["a"], 1)] == [61]
+    assert history.series("a") == [1, 2, 3, None, 60, 61]
+    assert history.series("b") == [None] * 6
+    assert sparkline([1, 1, 1, None, 2, 4]) == "M0,145L384,145M768,100L960,10"
+    history.add(_sample(90, a=Ledger(published=500, waiting=500)), after_gap=True)
+    assert history.window(["a"]).published == 0
+    assert [row[0] for row in history.rows(["a"], 1)] == [75.5, 90]
+    history.add(_sample(91, b=Ledger()), after_gap=True)
+    history.add(_sample(92, a=Ledger(published=501, waiting=501)))
+    assert [row[0] for row in history.rows(["a"])][-2:] == [91, 92]
+
+
+def test_the_state_of_a_queue_is_that_of_its_tasks() -> None:
+    """U20: a queue that only fails, or has only dead letters, does not say that it works."""
+
+    def state(window: MetricsWindow, **counts: int) -> str:
+        reading = _sample(1, a=Ledger(published=sum(counts.values()), **counts)).readings["a"]
+        return state_of(reading, window)[1]
+
+    quiet = MetricsWindow()
+    assert state(quiet, dead=3) == "Only dead letters"
+    assert state(quiet, dead=3, scheduled=1) == "Idle"
+    assert state(MetricsWindow(published=2, dead=1), dead=3, in_flight=1) == "Failing"
+    assert state(MetricsWindow(done=9, dead=1), dead=3) == "Working"
+    assert state(quiet, done=3) == "Idle"
 
 
 def test_gauges_are_bounded() -> None:

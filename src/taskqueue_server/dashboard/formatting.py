@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import Ledger
-from taskqueue_server.dashboard.snapshot import History, Snapshot, StoreReading
+from taskqueue_server.dashboard.snapshot import History, MetricsWindow, Snapshot, StoreReading
 
 PARTS = tuple(field for field in Ledger.__struct_fields__ if field != "published")
 """states whose counts add up to the number of published tasks, in the order of a task's life"""
@@ -71,6 +71,12 @@ def limits(settings: QueueSettings) -> list[tuple[str, str]]:
         ("Rate", rate_limit(settings.rate_limit)),
         ("Order", "fair by tenant" if settings.order is Order.FAIR else "first in, first out"),
     ]
+    if settings.tenant_max_inflight is not None:
+        results.append(("In flight per tenant", count(settings.tenant_max_inflight)))
+    if settings.tenant_rate_limit is not None:
+        results.append(("Rate per tenant", rate_limit(settings.tenant_rate_limit)))
+    if settings.tenant_capacity is not None:
+        results.append(("Capacity per tenant", count(settings.tenant_capacity)))
     if settings.shards > 1:
         results.append(("Shards", count(settings.shards)))
     if settings.bound_to:
@@ -101,10 +107,10 @@ def of_queue(
 ) -> dict[str, str]:
     """Return the queue's texts by page element.
 
-    The key ``@NAME`` holds the state of the element ``NAME``; the key ``~NAME`` holds the points of a sparkline.
+    The key ``@NAME`` holds the state of the element ``NAME``; the key ``~NAME`` holds the line of a sparkline.
     """
     ledger, settings, window = reading.ledger, reading.settings, history.window([key])
-    name, names = state_of(reading, flows=window.published > 0 or window.done > 0)
+    name, names = state_of(reading, window)
     busy = f"{count(ledger.in_flight)} / {count(settings.max_inflight or 0)}"
     full = f"{count(ledger.waiting)} / {count(settings.capacity or 0)}"
     held = reading.stats.blocked_on_dead
@@ -129,42 +135,40 @@ def of_queue(
         f"q.{key}.retried": count(reading.stats.retried),
         f"q.{key}.lost": count(reading.stats.lost),
         f"q.{key}.subscribers": count(reading.stats.subscribers),
-        f"~q.{key}.depth": points(history.series(key)),
+        f"~q.{key}.depth": sparkline(history.series(key)),
     }
 
 
-def state_of(reading: StoreReading, *, flows: bool) -> tuple[str, str]:
+def state_of(reading: StoreReading, window: MetricsWindow) -> tuple[str, str]:
     """Return what a queue is doing, as two values: the state of a page element, and the text to show in it."""
     settings, ledger = reading.settings, reading.ledger
-    if not ledger.balanced:
-        return "bad", "Ledger does not balance"
-    held = [
-        (settings.moved_to is not None, "Moved"),
-        (settings.paused and settings.intake_paused, "Paused, intake paused"),
-        (settings.paused, "Paused"),
-        (settings.intake_paused, "Intake paused"),
+    flows = window.published or window.done
+    states = [
+        (not ledger.balanced, "bad", "Ledger does not balance"),
+        (settings.moved_to is not None, "paused", "Moved"),
+        (settings.paused and settings.intake_paused, "paused", "Paused, intake paused"),
+        (settings.paused, "paused", "Paused"),
+        (settings.intake_paused, "paused", "Intake paused"),
+        (ledger.waiting and not reading.stats.subscribers, "warn", "No consumer"),
+        (window.dead and not window.done, "bad", "Failing"),
+        (flows or ledger.in_flight or ledger.waiting, "ok", "Working"),
+        (ledger.dead and not ledger.scheduled and not ledger.blocked, "bad", "Only dead letters"),
     ]
-    for holds, names in held:
-        if holds:
-            return "paused", names
-    if ledger.waiting and not reading.stats.subscribers:
-        return "warn", "No consumer"
-    if flows or ledger.in_flight or ledger.waiting:
-        return "ok", "Working"
-    return "idle", "Idle"
+    return next(((state, text) for holds, state, text in states if holds), ("idle", "Idle"))
 
 
-def points(series: Sequence[int]) -> str:
-    """Return the points of a sparkline, as the value of an SVG attribute."""
-    if len(series) <= 1:
+def sparkline(series: Sequence[int | None]) -> str:
+    """Return a sparkline as the attribute ``d`` of an SVG path, which breaks where the series has ``None``."""
+    known = [value for value in series if value is not None]
+    if len(known) <= 1:
         return ""
-    steps, scale = len(series) - 1, (_HIGH - 20) / max(*series, 1)
-    heights = [_HIGH - 10 - int(value * scale) for value in series]
-    # Draw only the first and the last of several equal values in a row, so that the text of an idle queue is short.
-    return " ".join(
-        [
-            f"{index * _WIDE // steps},{height}"
-            for index, height in enumerate(heights)
-            if index in {0, steps} or not heights[index - 1] == height == heights[index + 1]
-        ]
-    )
+    steps, scale = len(series) - 1, (_HIGH - 20) / max(*known, 1)
+    heights = [None if value is None else _HIGH - 10 - int(value * scale) for value in series]
+    path: list[str] = []
+    for index, height in enumerate(heights):
+        before = heights[index - 1] if index else None
+        after = heights[index + 1] if index < steps else None
+        # Leave out points in the middle of several equal values, so that the text of an idle queue is short.
+        if height is not None and not before == height == after:
+            path.append(f"{'M' if before is None else 'L'}{index * _WIDE // steps},{height}")
+    return "".join(path)

@@ -55,6 +55,7 @@ class StatsPoller:
         self._started = 0
         self._requested_at = 0.0
         self._drawn_at = 0.0
+        self._after_gap = True
         self._poll_now = asyncio.Event()
         self._notified = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -138,6 +139,7 @@ class StatsPoller:
     async def _run(self) -> None:
         self.process_gauges = ProcessGauges(self._backend.now)
         self.since = self._backend.now()
+        self._after_gap = True
         self._hooks.register(self.process_gauges)
         try:
             await first_completed(self._draining.wait(), self._poll())
@@ -160,9 +162,11 @@ class StatsPoller:
 
     async def _notify(self, snapshot: Snapshot) -> None:
         now = time.monotonic()
-        if snapshot.error is None and now - self._drawn_at >= _SECOND - _SHORTEST:
-            self.history.add(snapshot)
-            self._drawn_at = now
+        if snapshot.error is not None:
+            self._after_gap = True
+        elif now - self._drawn_at >= _SECOND - _SHORTEST:
+            self.history.add(snapshot, after_gap=self._after_gap)
+            self._drawn_at, self._after_gap = now, False
         for number, key in enumerate(list(snapshot.readings)[:LISTED]):
             self.texts(snapshot, key)
             if number % _TEXTS == _TEXTS - 1:
@@ -200,11 +204,12 @@ class StatsPoller:
         control, backend = self._control, self._backend
         health = await backend.health()
         keys = await control.queues()
-        run_times = self._recent(backend.now())
+        measured = self.process_gauges.take()
+        run_times = self._recent(measured, backend.now())
         stats = await read_each(control.stats, keys, _MAX_CONCURRENT)
         settings = await read_each(control.settings, keys, _MAX_CONCURRENT)
         readings = {
-            queue.key: StoreReading(queue, rules, run_times.get(queue.key))
+            queue.key: StoreReading(queue, rules, run_times.get(queue.key), queue.key in measured)
             for queue, rules in zip(stats, settings, strict=True)
         }
         workers = await control.workers()
@@ -212,8 +217,8 @@ class StatsPoller:
             number=number, at=backend.now(), readings=readings, workers=workers, health=health
         )
 
-    def _recent(self, now: float) -> dict[str, Percentiles]:
-        for key, result in self.process_gauges.take().items():
+    def _recent(self, measured: dict[str, Percentiles], now: float) -> dict[str, Percentiles]:
+        for key, result in measured.items():
             self._run_times[key] = (now, result)
         for key, (at, _) in list(self._run_times.items()):
             if now - at > _HISTORY_SECONDS:

@@ -28,6 +28,9 @@ class StoreReading(msgspec.Struct, frozen=True):
     stats: QueueStats
     settings: QueueSettings
     run_time: Percentiles | None = None
+    """the last run times that were measured, if that was recently"""
+    measured: bool = False
+    """whether `run_time` is of this sample"""
 
     @property
     def ledger(self) -> Ledger:
@@ -69,6 +72,7 @@ class Point(NamedTuple):
     published: int = 0
     """number of tasks published since the history began or the queue appeared, from which rates are computed"""
     done: int = 0
+    dead: int = 0
     waiting: int = 0
     scheduled: int = 0
     in_flight: int = 0
@@ -80,10 +84,11 @@ _ZERO = Point()
 
 
 class MetricsWindow(msgspec.Struct, frozen=True):
-    """Rates per second over the last few seconds."""
+    """Rates per second over the last few seconds; 0 if they were not measured."""
 
     published: float = 0.0
     done: float = 0.0
+    dead: float = 0.0
 
 
 _SHORTEST = 0.05
@@ -93,6 +98,8 @@ class _Row(NamedTuple):
     at: float
     points: Mapping[str, Point]
     total: Point
+    after_gap: bool
+    """whether nothing was measured for a while before this sample"""
 
     def sum(self, keys: Sequence[str] | None) -> Point:
         """Return the sum over ``keys`` (``None``: all queues), with percentiles only for a single queue."""
@@ -110,47 +117,52 @@ class History:
         self._rows: deque[_Row] = deque(maxlen=HISTORY)
         self._before: Mapping[str, StoreReading] = {}
 
-    def add(self, snapshot: Snapshot) -> None:
-        """Append a sample."""
-        last = self._rows[-1] if self._rows else _Row(snapshot.at, {}, _ZERO)
+    def add(self, snapshot: Snapshot, *, after_gap: bool = False) -> None:
+        """Append a sample. ``after_gap``: the store was not read, or did not answer, for a while before it."""
+        last = self._rows[-1] if self._rows else _Row(snapshot.at, {}, _ZERO, after_gap=True)
         while self._rows and self._rows[0].at <= snapshot.at - HISTORY:
             self._rows.popleft()
         points = dict[str, Point]()
-        published, done = last.total.published, last.total.done
+        published, done, dead = last.total[:3]
         waiting = scheduled = in_flight = 0
         for number, (key, reading) in enumerate(snapshot.readings.items()):
             ledger = reading.ledger
             before = self._before[key].ledger if key in self._before else ledger
             new_published = max(0, ledger.published - before.published)
             new_done = max(0, ledger.done - before.done)
+            new_dead = max(0, ledger.dead - before.dead)
             published, done = published + new_published, done + new_done
+            dead += new_dead
             waiting += ledger.waiting
             scheduled += ledger.scheduled
             in_flight += ledger.in_flight
             if number < _MAX_HISTORIES:
                 point = last.points.get(key, _ZERO)
                 depth = (ledger.waiting, ledger.scheduled, ledger.in_flight)
-                run_time = (reading.run_time.p50, reading.run_time.p95) if reading.run_time else ()
+                run_time = reading.run_time if reading.measured else None
                 now = Point(
-                    point.published + new_published, point.done + new_done, *depth, *run_time
+                    point.published + new_published,
+                    point.done + new_done,
+                    point.dead + new_dead,
+                    *depth,
+                    *((run_time.p50, run_time.p95) if run_time else ()),
                 )
                 points[key] = point if now == point else now
-        total = Point(published, done, waiting, scheduled, in_flight)
+        total = Point(published, done, dead, waiting, scheduled, in_flight)
         self._before = snapshot.readings
-        self._rows.append(_Row(snapshot.at, points, total))
+        self._rows.append(_Row(snapshot.at, points, total, after_gap))
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def window(self, keys: Sequence[str] | None) -> MetricsWindow:
         """Return the rates of the queues ``keys``, all together, over the last few seconds."""
-        if len(self._rows) <= 1:
+        if len(self._rows) <= 1 or self._rows[-1].after_gap:
             return MetricsWindow()
-        last = self._rows[-1]
-        first = self._rows[-2]
+        last = first = self._rows[-1]
         for row in reversed(self._rows):
-            first = row if row is not last else first
-            if last.at - first.at >= _WINDOW - 0.5:
+            first = row
+            if row.after_gap or last.at - first.at >= _WINDOW - 0.5:
                 break
         return _between(first.at, first.sum(keys), last.at, last.sum(keys))
 
@@ -159,26 +171,39 @@ class History:
     ) -> Iterator[list[float | None]]:
         """Yield rows of the charts, oldest first: time, published/s, done/s, waiting, scheduled, in flight, p50, p95.
 
-        Rows are computed one by one, because computing all rows at once would block the event loop.
+        Before the first row after a gap, there is a row of nulls, so that a chart is not drawn across the gap. Rows are
+        computed one by one, because computing all rows at once would block the event loop.
         """
         shown = list(self._rows)[-(newest + 1) :]
         before: tuple[float, Point] | None = None
+        after_gap = False
         for number, row in enumerate(shown):
+            after_gap = after_gap or row.after_gap
             if keys is not None and len(keys) == 1 and keys[0] not in row.points:
                 continue
             point, rates = row.sum(keys), list[float | None]((None, None))
-            if before is not None:
+            if after_gap and before is not None:
+                if number >= len(shown) - newest:
+                    yield [round((before[0] + row.at) / 2, 2), *[None] * 7]
+            elif before is not None:
                 window = _between(*before, row.at, point)
                 rates = [round(window.published, 2), round(window.done, 2)]
-            before = (row.at, point)
+            before, after_gap = (row.at, point), False
             if number >= len(shown) - newest:
                 depth = [point.waiting, point.scheduled, point.in_flight]
                 yield [round(row.at, 2), *rates, *depth, point.p50, point.p95]
 
-    def series(self, key: str, newest: int = 60) -> list[int]:
-        """Return the queue's number of waiting tasks in each of the last samples, for a sparkline."""
-        rows = list(self._rows)[-newest:]
-        return [row.points[key].waiting if key in row.points else 0 for row in rows]
+    def series(self, key: str, newest: int = 60) -> list[int | None]:
+        """Return the queue's number of waiting tasks in each of the last samples, for a sparkline.
+
+        ``None`` stands for a gap, and for samples without the queue.
+        """
+        series: list[int | None] = []
+        for row in list(self._rows)[-newest:]:
+            if row.after_gap and series:
+                series.append(None)
+            series.append(row.points[key].waiting if key in row.points else None)
+        return series
 
 
 def _between(since: float, before: Point, until: float, after: Point) -> MetricsWindow:
@@ -186,8 +211,9 @@ def _between(since: float, before: Point, until: float, after: Point) -> Metrics
     return MetricsWindow(
         max(0.0, (after.published - before.published) / span),
         max(0.0, (after.done - before.done) / span),
+        max(0.0, (after.dead - before.dead) / span),
     )
 
 
 def _sum(points: Iterable[Point]) -> Point:
-    return Point(*map(sum, zip(*(point[:5] for point in points), strict=True)))
+    return Point(*map(sum, zip(*(point[:6] for point in points), strict=True)))

@@ -65,9 +65,9 @@
         if (element.dataset.live === "balance") news.textContent = text;
       }
     }
-    for (const line of scope.querySelectorAll("[data-points]")) {
-      const points = texts.get(`~${line.dataset.points}`);
-      if (points !== undefined) line.setAttribute("points", points);
+    for (const line of scope.querySelectorAll("[data-line]")) {
+      const path = texts.get(`~${line.dataset.line}`);
+      if (path !== undefined) line.setAttribute("d", path);
     }
   }
 
