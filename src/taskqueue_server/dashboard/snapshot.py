@@ -196,7 +196,7 @@ class History:
     def series(self, key: str, newest: int = 60) -> list[int | None]:
         """Return the queue's number of waiting tasks in each of the last samples, for a sparkline.
 
-        ``None`` stands for a gap, and for samples without the queue.
+        ``None`` means a gap, or a sample without the queue.
         """
         series: list[int | None] = []
         for row in list(self._rows)[-newest:]:
