@@ -13,8 +13,12 @@ from taskqueue_worker.outcomes import HandlerCall, HandlerEnd, outcome_of_error
 from taskqueue_worker.task_log import TaskLog
 
 
-def adding(call: HandlerCall) -> dict[int, RunningWorkflow]:
-    """Return the workflows to which a handler that has ended has added steps, by the positions of its tasks."""
+def end_adding(call: HandlerCall) -> dict[int, RunningWorkflow]:
+    """Accept no more steps of a handler, which has ended.
+
+    Return the workflows to which it has added some, by the positions of its tasks.
+    """
+    call.adds = False
     flows = {}
     for place, job in enumerate(call.jobs):
         flow = job.context.end()

@@ -142,6 +142,8 @@ class HandlerCall(msgspec.Struct, eq=False):
     """the shortest timeout in seconds that its deliveries carry"""
     timer: asyncio.TimerHandle | None = None
     loan: SlotLoan | None = None
+    adds: bool = True
+    """whether the handler may still add steps to the workflows of its tasks"""
 
     def queue(self) -> Queue | None:
         return self.slots.worker.queue()

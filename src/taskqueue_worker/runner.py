@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from taskqueue_core.application.context import Context
 from taskqueue_core.application.handler_scope import HANDLER_SCOPE
 from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, Snoozed
 from taskqueue_core.telemetry import processing
-from taskqueue_worker.added_steps import adding, store_added, store_added_from_thread
+from taskqueue_worker.added_steps import end_adding, store_added, store_added_from_thread
 from taskqueue_worker.batch_buffer import AnyDelivery, BatchBuffer
 from taskqueue_worker.child_processes import ChildProcesses
 from taskqueue_worker.handlers import Handler, Handlers
@@ -60,7 +60,8 @@ class HandlerRunner:
         self._on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
         self._context = scope.context  # each call has a copy
-        self._slots = Slots(concurrency, scope, self._calls, self._on_lent)
+        self._running: dict[str, RunningTask] = {}
+        self._slots = Slots(concurrency, scope, self._running, self._on_lent)
         self._wrapped = frozenset(each for each in handlers.all if not is_plain(each))
         self._threads = Threads(concurrency)
         self._thread_results = ThreadsafeInbox[tuple[HandlerCall, HandlerEnd]](
@@ -71,7 +72,6 @@ class HandlerRunner:
         self._has_batches = bool(handlers.batches)
         self._buffer = BatchBuffer(handlers.batches, concurrency)
         self._batches_first = False
-        self._running: dict[str, RunningTask] = {}
         self._stopping = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -200,7 +200,6 @@ class HandlerRunner:
             self._running[delivery.receipt] = job
             call.jobs.append(job)
         if call.jobs:
-            self._slots.take(len(call.jobs))
             if handler.options.batch:
                 self._buffer.started(handler)
             self._call(call, handler.arguments.of(values, [job.context for job in call.jobs]))
@@ -246,7 +245,7 @@ class HandlerRunner:
                 else:
                     value = await invoke(call, arguments, self._threads)
             end = [value] if children is not None else self._end_of(call, value)
-            if flows := adding(call):
+            if flows := end_adding(call):
                 end = await store_added(call, end, flows, self._task_log)
         except asyncio.CancelledError as error:
             # If this worker did not cancel the handler, the handler itself raised the error, so the attempt failed.
@@ -282,7 +281,7 @@ class HandlerRunner:
             end = self._end_of(call, None, error)
         else:
             end = self._end_of(call, value)
-            if flows := adding(call):
+            if flows := end_adding(call):
                 end = store_added_from_thread(call, end, flows, self._task_log)
         self._thread_results.put((call, end))
 
@@ -317,9 +316,6 @@ class HandlerRunner:
             (self._buffer.ended if loan.lent else self._buffer.started)(loan.handler)
         self._start_waiting()
 
-    def _calls(self) -> Iterable[HandlerCall]:
-        return {id(job.call): job.call for job in self._running.values()}.values()
-
     def _time_out(self, call: HandlerCall, timeout: float) -> None:
         failed = Failed(f"timeout after {timeout:g} s")
         ends = self._context.copy().run(self._timed_out, call, failed)
@@ -346,13 +342,13 @@ class HandlerRunner:
         """Report the outcomes of a call that ended, except for tasks that are already settled, and free the slots."""
         if call.timer:
             call.timer.cancel()
+        if call.adds:
+            end_adding(call)
         loan = call.loan
         if call.handler.options.batch and not (loan and loan.lent):
             self._buffer.ended(call.handler)
         # The call and its tasks refer to one another. Break the cycle, so that no garbage collection is needed.
         jobs, call.jobs, call.task, call.loan = call.jobs, [], None, None
-        for job in jobs:
-            job.context.end()
         if isinstance(end, BaseException):
             self._finish_fatal(jobs, end)
         else:
@@ -365,7 +361,8 @@ class HandlerRunner:
                     job.settled = True
                     self._on_outcome(outcome, job.delivery)
                     self._settler.finish(receipt, outcome)
-        self._slots.end(len(jobs), loan)
+        if loan is not None or self._slots.turns:
+            self._slots.ended(loan)
         if self._waiting or self._has_batches:
             self._start_waiting()
         if not self._running:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Protocol
@@ -27,6 +27,10 @@ class Job(Protocol):
     @property
     def delivery(self) -> AnyDelivery:
         """The delivery of the task."""
+
+    @property
+    def call(self) -> Call:
+        """The call that handles the task."""
 
 
 class Call(Protocol):
@@ -53,7 +57,7 @@ class SlotLoan:
         self._slots = slots
         self._call = call
         self.handler = call.handler
-        self.tasks = _tasks(call)
+        self.tasks = tuple(map(_name, call.jobs))
         """keys and ids of the tasks of the call"""
         self.waits: Counter[TaskName] = Counter()
         """keys and ids of the tasks for which the call waits, with the number of waits for each"""
@@ -146,60 +150,61 @@ class SlotLoan:
 
 
 class Slots:
-    """The slots of a worker: the number of tasks that may run at once, without those whose calls wait."""
+    """The slots of a worker: the number of tasks that may run at once, without those whose calls wait.
+
+    Every running task uses a slot, unless its call has lent it.
+    """
 
     def __init__(
         self,
         count: int,
         worker: WorkerScope,
-        calls: Callable[[], Iterable[Call]],
+        running: Mapping[str, Job],
         on_change: Callable[[SlotLoan], None],
         limit: int = LIMITS.credit,
     ) -> None:
-        """Create ``count`` free slots.
+        """Create ``count`` slots.
 
-        ``calls`` returns the calls that run or wait. ``on_change`` is called after a call has lent its slots, or got
-        them back. ``limit`` is the maximum number of deliveries that a worker holds.
+        ``running`` has the tasks of all calls that run or wait, by receipt; the owner keeps it up to date.
+        ``on_change`` is called after a call has lent its slots, or got them back. ``limit`` is the maximum number of
+        deliveries that a worker holds.
         """
         self.worker = worker
         self._count = count
-        self._calls = calls
+        self._running = running
         self._on_change = on_change
         self._limit = limit
-        self._used = 0
         self.lent = 0
         """number of slots that are lent"""
         self.waiting: Counter[str] = Counter()
         """the number of tasks whose calls wait for others, by key"""
-        self._turns: deque[SlotLoan] = deque()
+        self.turns: deque[SlotLoan] = deque()
+        """calls that wait to get their slots back"""
 
     @property
     def free(self) -> int:
         """The number of tasks that may start. Calls that wait to get their slots back come first."""
-        free = self._count - self._used
-        return 0 if self._turns or free < 0 else free
+        free = self._count + self.lent - len(self._running)
+        return 0 if self.turns or free < 0 else free
+
+    @property
+    def _used(self) -> int:
+        return len(self._running) - self.lent
 
     def owners(self) -> dict[TaskName, SlotLoan | None]:
         """Return the loans of the calls that run in this worker, by the keys and ids of their tasks."""
-        return {task: call.loan for call in self._calls() for task in _tasks(call)}
+        return {_name(job): job.call.loan for job in self._running.values()}
 
-    def take(self, count: int) -> None:
-        """Give slots to a call that starts."""
-        self._used += count
-
-    def end(self, count: int, loan: SlotLoan | None) -> None:
-        """Free the slots of a call that has ended."""
+    def ended(self, loan: SlotLoan | None) -> None:
+        """Give the slots of a call that has ended, and perhaps has a loan, to the calls that wait for theirs."""
         if loan is not None:
             loan.ended = True
-        if loan is not None and loan.lent:
-            self.lent -= count
-            loan.lent = False
-            self.withdraw(loan)
-            self._on_change(loan)
-        else:
-            self._used -= count
-        if self._turns:
-            self._give_turns()
+            if loan.lent:
+                self.lent -= len(loan.tasks)
+                loan.lent = False
+                self.withdraw(loan)
+                self._on_change(loan)
+        self._give_turns()
 
     def lend(self, loan: SlotLoan) -> None:
         """Free the slots of a call that waits. Raises `WouldBlock` if all tasks that the worker can hold would wait."""
@@ -209,7 +214,6 @@ class Slots:
                 f"all {self._limit} tasks that this worker can hold wait for other tasks: publish fewer that wait, or "
                 "let the handlers of the other tasks publish what follows"
             )
-        self._used -= size
         self.lent += size
         loan.lent = True
         self._give_turns()
@@ -218,28 +222,28 @@ class Slots:
     def request(self, loan: SlotLoan) -> None:
         """Give a call its slots back as soon as enough are free; its ``turn`` completes then."""
         loan.turn = asyncio.get_running_loop().create_future()
-        self._turns.append(loan)
+        self.turns.append(loan)
         self._give_turns()
 
     def withdraw(self, loan: SlotLoan) -> None:
         """Complete the turn of a call without giving it slots."""
         if loan.turn is not None:
-            self._turns.remove(loan)
+            self.turns.remove(loan)
             turn, loan.turn = loan.turn, None
             turn.set_result(None)
 
     def give(self, loan: SlotLoan) -> None:
         """Give a call its slots back now, whether or not they are free."""
         self.withdraw(loan)
-        self._used += len(loan.tasks)
         self.lent -= len(loan.tasks)
         loan.lent = False
         self._on_change(loan)
 
     def _give_turns(self) -> None:
-        while self._turns and self._used + len(self._turns[0].tasks) <= self._count:
-            self.give(self._turns[0])
+        while self.turns and self._used + len(self.turns[0].tasks) <= self._count:
+            self.give(self.turns[0])
 
 
-def _tasks(call: Call) -> tuple[TaskName, ...]:
-    return tuple((job.delivery.task.key, job.delivery.task.id) for job in call.jobs)
+def _name(job: Job) -> TaskName:
+    task = job.delivery.task
+    return task.key, task.id

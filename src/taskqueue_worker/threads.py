@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -58,19 +59,20 @@ class ThreadsafeInbox(Generic[T]):
         """Create an empty queue. ``handle`` is called in ``loop`` with a list of at least one item."""
         self._loop = loop
         self._handle = handle
-        self._lock = threading.Lock()
-        self._items: list[T] = []
+        self._items: deque[T] = deque()
+        self._awaits_flush = False
 
     def put(self, item: T) -> None:
         """Add an item, or discard it if the loop is closed. Never blocks and never raises an exception."""
-        with self._lock:
-            self._items.append(item)
-            if len(self._items) > 1:
-                return
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._flush)
+        self._items.append(item)
+        if not self._awaits_flush:
+            self._awaits_flush = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._flush)
 
     def _flush(self) -> None:
-        with self._lock:
-            items, self._items = self._items, []
-        self._handle(items)
+        # This needs no lock: an item is added before `put` looks at the mark, and taken after the mark is removed here.
+        # Two threads that see no mark cause a second call, which may find nothing.
+        self._awaits_flush = False
+        if items := [self._items.popleft() for _ in range(len(self._items))]:
+            self._handle(items)

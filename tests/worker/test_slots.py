@@ -36,12 +36,12 @@ class Worker:
         """Create the slots."""
         queue = Queue(MemoryBackend())
         self.queue = queue
-        self.running: list[HandlerCall] = []
+        self.running: dict[str, RunningTask] = {}
         self.changes: list[int] = []
         self.slots = Slots(
             count,
             WorkerScope(lambda: queue),
-            lambda: self.running,
+            self.running,
             lambda _: self.changes.append(self.slots.lent),
             limit,
         )
@@ -53,15 +53,16 @@ class Worker:
         for _ in range(size):
             delivery = work()
             context = Context(delivery, lambda _receipt, _value: None)
-            call.jobs.append(RunningTask(delivery, context, call))
-        self.slots.take(size)
-        self.running.append(call)
+            job = RunningTask(delivery, context, call)
+            call.jobs.append(job)
+            self.running[delivery.receipt] = job
         return call
 
     def end(self, call: HandlerCall) -> None:
         """End a call."""
-        self.running.remove(call)
-        self.slots.end(len(call.jobs), call.loan)
+        for job in call.jobs:
+            del self.running[job.delivery.receipt]
+        self.slots.ended(call.loan)
 
     async def wait(self, call: HandlerCall, release: asyncio.Event) -> None:
         """Wait for some task until the event."""

@@ -199,18 +199,18 @@ class ClientSession:
 
     def _deliver(self, deliveries: Sequence[frames.WireDelivery]) -> list[Event]:
         self._require(*_OPEN)
-        taken = []
+        self._granted = max(0, self._granted - len(deliveries))
+        room, taken = self._most - self._busy, []
         for delivery in deliveries:
             receipt = delivery.receipt
-            self._granted = max(0, self._granted - 1)
             if receipt in self._held or receipt in self._outbox:
                 continue
-            if self._busy >= self._most:
+            if len(taken) >= room:
                 self._put(receipt, HandBack())
                 continue
             self._held[receipt] = None
-            self._busy += 1
             taken.append(delivery)
+        self._busy += len(taken)
         return [Delivered(taken)] if taken else []
 
     def _settled(self, frame: frames.SettledFrame) -> list[Event]:
@@ -240,8 +240,11 @@ class ClientSession:
         """Queue an outcome, and keep it until the server confirms it. Return False if the delivery is not held."""
         if receipt not in self._held:
             return False
-        self._drop(receipt)
-        self._put(receipt, outcome)
+        del self._held[receipt]
+        if self._progress:
+            self._progress.pop(receipt, None)
+        self._outbox[receipt] = outcome
+        self._unsent.append(receipt)
         return True
 
     def free(self) -> None:
