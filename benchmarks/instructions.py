@@ -63,7 +63,9 @@ def _count(area: str, tree: Path, tasks: int) -> dict[str, int]:
         quiet = (
             subprocess.DEVNULL
         )  # the figures of this slow run mean nothing, and valgrind warns of its caches
-        subprocess.run([*counting, *words], env=variables, stdout=quiet, stderr=quiet, check=True)
+        subprocess.run(
+            [*counting, *words], env=variables, input=b"\n", stdout=quiet, stderr=quiet, check=True
+        )
         totals: dict[str, int] = {}
         for each in folder.iterdir():
             text = each.read_text(errors="replace")

@@ -38,8 +38,13 @@ async def handle(sent: float) -> float:
 
 
 @asynccontextmanager
-async def running(worker: str = WORKER, backend: str = "memory") -> AsyncIterator[Queue]:
-    """Start a server on a backend, and a process with the given worker source; yield a queue for publishing."""
+async def running(
+    worker: str = WORKER, backend: str = "memory"
+) -> AsyncIterator[tuple[Queue, list[int]]]:
+    """Start a server on a backend, and a process with the given worker source.
+
+    Yields a queue for publishing, and the ids of the two processes.
+    """
     children: list[subprocess.Popen[str]] = []
 
     def start(*words: str, folder: str) -> dict[str, str]:
@@ -59,7 +64,7 @@ async def running(worker: str = WORKER, backend: str = "memory") -> AsyncIterato
             url = served["url"]
             start("worker", "bench_worker:worker", "--url", url, *QUIET, folder=folder)
             remote = RemoteBackend(url)
-            yield Queue(remote)
+            yield Queue(remote), [child.pid for child in children]
             await remote.aclose()
         finally:
             for child in reversed(children):
@@ -69,7 +74,7 @@ async def running(worker: str = WORKER, backend: str = "memory") -> AsyncIterato
 
 async def throughput() -> dict[str, float]:
     """Publish tasks over HTTP in bulk while one worker executes them, with one ack for each task."""
-    async with running() as queue:
+    async with running() as (queue, _):
         start = time.perf_counter()
         await queue.publish_many([Task.of(KEY, {"sent": 0}) for _ in range(TASKS)])
         published = time.perf_counter()
@@ -83,7 +88,7 @@ async def throughput() -> dict[str, float]:
 
 async def latency() -> dict[str, float]:
     """Publish single tasks at a steady rate; the handler measures the time since its task was published."""
-    async with running() as queue:
+    async with running() as (queue, _):
         ids = []
         start = time.perf_counter()
         for number in range(RATE * SECONDS):

@@ -200,7 +200,7 @@ class ClientSession:
     def _deliver(self, deliveries: Sequence[frames.WireDelivery]) -> list[Event]:
         self._require(*_OPEN)
         self._granted = max(0, self._granted - len(deliveries))
-        room, taken = self._most - self._busy, []
+        room, taken = self._most - self._busy, list[frames.WireDelivery]()
         for delivery in deliveries:
             receipt = delivery.receipt
             if receipt in self._held or receipt in self._outbox:
