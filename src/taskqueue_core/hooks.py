@@ -100,7 +100,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
             return False
         if key in INTERNAL_QUEUES and verb not in _SEEING_ALL:
             return key in self.keys
-        return any(
+        return "*" in self.keys or any(
             key.startswith(pattern[:-1]) if pattern.endswith("*") else key == pattern
             for pattern in self.keys
         )

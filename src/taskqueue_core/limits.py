@@ -202,7 +202,7 @@ def check_json(field: str, value: object, limit: str) -> None:
         _json.decode(value)
     except (ValueError, RecursionError) as error:
         raise InvalidInput(field, f"{kind_of(value)} that is not JSON", "JSON text") from error
-    check_encoded(field, value, limit)
+    _check_depth(field, value)
 
 
 def _check_size(field: str, value: bytes, limit: str) -> None:
@@ -213,6 +213,10 @@ def _check_size(field: str, value: bytes, limit: str) -> None:
 def check_encoded(field: str, value: bytes, limit: str) -> None:
     """Check the size and the nesting depth of a text that is known to be JSON."""
     _check_size(field, value, limit)
+    _check_depth(field, value)
+
+
+def _check_depth(field: str, value: bytes) -> None:
     if _too_deep(value):
         raise InvalidInput(
             field, f"{kind_of(value)}, nested too deeply", f"at most {LIMITS.depth} nested levels"

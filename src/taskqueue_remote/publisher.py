@@ -44,6 +44,7 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _CODES: Mapping[str | None, Refusal] = {code.value: code for code in Refusal}
+_STATUSES: Mapping[str, Published] = {status.value: status for status in Published}
 _decoder = msgspec.json.Decoder(_Line)
 _encoder = msgspec.json.Encoder()
 _confirmation = msgspec.json.Decoder(Confirmation)
@@ -170,7 +171,7 @@ def _read(task: Task, line: bytes) -> Confirmation:
         return Confirmation(
             key=task.key,
             task_id=task.id,
-            status=Published(decoded.status),
+            status=_STATUSES[decoded.status],
             position=decoded.position,
             code=_CODES.get(decoded.code),
             reason=decoded.reason,
@@ -178,5 +179,5 @@ def _read(task: Task, line: bytes) -> Confirmation:
             depth=decoded.depth,
             existing_id=decoded.existing_id,
         )
-    except (ValueError, msgspec.MsgspecError) as error:
+    except (KeyError, ValueError, msgspec.MsgspecError) as error:
         raise PublishUnconfirmed(_UNREADABLE, task_id=task.id) from error

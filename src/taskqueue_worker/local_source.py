@@ -86,7 +86,7 @@ class LocalTaskSource:
     def settle(self, receipt: str, outcome: Outcome) -> None:
         delivery = self._held.pop(receipt, None)
         if delivery is not None:
-            self._settlements.put(delivery, outcome)
+            self._settlements.put((delivery, outcome))
 
     def finish(self, receipt: str, outcome: Outcome) -> None:
         self.settle(receipt, outcome)
@@ -114,8 +114,7 @@ class LocalTaskSource:
             self._revoke_deliveries([receipt for receipt in revoked if receipt in self._held])
 
     def _refuse(self, deliveries: Sequence[Delivery]) -> None:
-        for delivery in deliveries:
-            self._settlements.put(delivery, HandBack())
+        self._settlements.put(*((delivery, HandBack()) for delivery in deliveries))
 
     def _revoke_deliveries(self, receipts: Sequence[str]) -> None:
         for receipt in receipts:

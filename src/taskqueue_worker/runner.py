@@ -63,6 +63,11 @@ class HandlerRunner:
         self._running: dict[str, RunningTask] = {}
         self._slots = Slots(concurrency, scope, self._running, self._on_lent)
         self._wrapped = frozenset(each for each in handlers.all if not is_plain(each))
+        self._in_process = frozenset(
+            each
+            for each in handlers.all
+            if scope.children is not None and each.options.run == "process"
+        )
         self._threads = Threads(concurrency)
         self._thread_results = ThreadsafeInbox[tuple[HandlerCall, HandlerEnd]](
             self._loop, self._on_threads_ended
@@ -215,8 +220,8 @@ class HandlerRunner:
     def _call(self, call: HandlerCall, arguments: dict[str, Any]) -> None:
         self._idle.clear()
         handler = call.handler
-        in_process = handler.options.run == "process" and self._scope.children is not None
-        if not in_process:
+        in_process = handler in self._in_process
+        if not in_process and (call.timeout is not None or self._handlers.timeouts):
             self._start_timer(call)
         if handler.is_async or in_process or handler in self._wrapped:
             run = self._run_async(call, arguments)
@@ -235,7 +240,7 @@ class HandlerRunner:
     async def _run_async(self, call: HandlerCall, arguments: dict[str, Any]) -> None:
         HANDLER_SCOPE.set(call)
         self._task_log.enter(call.jobs[0].delivery, len(call.jobs))
-        children = self._scope.children if call.handler.options.run == "process" else None
+        children = self._scope.children if call.handler in self._in_process else None
         try:
             with processing([job.delivery.task for job in call.jobs]):
                 if children is not None:

@@ -184,8 +184,7 @@ class Slots:
     @property
     def free(self) -> int:
         """The number of tasks that may start. Calls that wait to get their slots back come first."""
-        free = self._count + self.lent - len(self._running)
-        return 0 if self.turns or free < 0 else free
+        return 0 if self.turns else max(0, self._count + self.lent - len(self._running))
 
     @property
     def _used(self) -> int:

@@ -112,11 +112,11 @@ async def test_one_round_reads_the_settings_of_a_queue_once(bench: Bench) -> Non
     *first, last = await bench.receive(101)
     async with bench.running():
         for delivery in first:
-            bench.queue.put(delivery, Failed("x"))
+            bench.queue.put((delivery, Failed("x")))
         await until(lambda: len(bench.results) == 100)
         assert (bench.calls["settings"], bench.calls["schedule_retry"], bench.rounds) == (1, 100, 1)
         await bench.control.configure("work", QueueSettings(retry=RetryPolicy(max_attempts=1)))
-        bench.queue.put(last, RetryLater(60.0))
+        bench.queue.put((last, RetryLater(60.0)))
     assert (bench.calls["settings"], bench.calls["schedule_retry"], bench.rounds) == (2, 100, 2)
     assert (await status(bench.backend, last.task.id)).state is State.DEAD
     assert all(bench.results.values())
@@ -140,7 +140,7 @@ async def test_one_round_settles_every_kind_of_outcome(bench: Bench) -> None:
     ]
     async with bench.running():
         for delivery, outcome in outcomes:
-            bench.queue.put(delivery, outcome)
+            bench.queue.put((delivery, outcome))
     assert bench.calls == {
         "ack": 1, "redeliver": 1, "settings": 2, "schedule_retry": 3, "dead_letter": 1
     }  # fmt: skip
@@ -152,7 +152,7 @@ async def test_dead_letters_read_no_settings(bench: Bench) -> None:
     """A rejected task becomes a dead letter without reading settings, because the retry policy does not apply."""
     (delivery,) = await bench.receive(1)
     async with bench.running():
-        bench.queue.put(delivery, Rejected("bad"))
+        bench.queue.put((delivery, Rejected("bad")))
     assert bench.calls == {"dead_letter": 1}
 
 
@@ -161,7 +161,7 @@ async def test_a_hundred_retries_at_a_time(bench: Bench) -> None:
     deliveries = await bench.receive(250)
     async with bench.running():
         for delivery in deliveries:
-            bench.queue.put(delivery, Failed("x"))
+            bench.queue.put((delivery, Failed("x")))
     assert (bench.calls["settings"], bench.calls["schedule_retry"]) == (1, 250)
     assert bench.most_in_flight == 100
     assert bench.results == {delivery.receipt: True for delivery in deliveries}
@@ -180,9 +180,9 @@ async def test_an_outage_settles_nothing_twice(bench: Bench) -> None:
     }
     async with bench.running():
         for delivery in deliveries[:10]:
-            bench.queue.put(delivery, Failed("x"))
+            bench.queue.put((delivery, Failed("x")))
         for delivery in deliveries[10:]:
-            bench.queue.put(delivery, Success())
+            bench.queue.put((delivery, Success()))
     assert bench.calls == {"settings": 3, "schedule_retry": 15, "ack": 2}
     assert bench.results == {delivery.receipt: True for delivery in deliveries}
 
@@ -193,7 +193,7 @@ async def test_an_error_ends_it_and_leaves_no_waiter(bench: Bench) -> None:
     bench.errors = {"ack": [SubscriptionClosed("closed")]}
     async with asyncio.timeout(PATIENCE), bench.running() as task:
         for delivery in deliveries:
-            bench.queue.put(delivery, Success())
+            bench.queue.put((delivery, Success()))
         await asyncio.gather(bench.queue.room(), bench.queue.finish())
         with pytest.raises(SubscriptionClosed):
             await task
@@ -215,7 +215,7 @@ async def test_room(bench: Bench, count: int, outcome: Outcome) -> None:
     deliveries = await bench.receive(count)
     for delivery in deliveries:
         await asyncio.wait_for(bench.queue.room(), PATIENCE)
-        bench.queue.put(delivery, outcome)
+        bench.queue.put((delivery, outcome))
     waiting = asyncio.create_task(bench.queue.room())
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -226,6 +226,6 @@ async def test_room(bench: Bench, count: int, outcome: Outcome) -> None:
 async def test_waiting_for_the_end_has_an_end(bench: Bench) -> None:
     """If the store stays unavailable, `finish` returns after its timeout."""
     (delivery,) = await bench.receive(1)
-    bench.queue.put(delivery, Success())
+    bench.queue.put((delivery, Success()))
     await asyncio.wait_for(bench.queue.finish(0.01), PATIENCE)
     assert bench.queue.unsettled == 1

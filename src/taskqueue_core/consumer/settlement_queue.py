@@ -51,16 +51,23 @@ class SettlementQueue:
         self.unsettled = 0
         """number of outcomes that have been put, but not settled yet"""
 
-    def put(self, delivery: Delivery, outcome: Outcome) -> None:
-        """Queue an outcome without waiting. Callers can await `room` to limit the length of the queue."""
-        if type(outcome) is Success:
-            self._acks.append((delivery, outcome.result))
-        elif type(outcome) is HandBack and not outcome.lost:
-            self._releases.append(delivery)
-        else:
-            self._outcomes.append((delivery, outcome))
-        self.unsettled += 1
-        self._bytes += _size_of(outcome)
+    def put(self, *ended: tuple[Delivery, Outcome]) -> None:
+        """Queue deliveries with their outcomes, without waiting.
+
+        Callers can await `room` to limit the length of the queue.
+        """
+        for delivery, outcome in ended:
+            if type(outcome) is Success:
+                self._acks.append((delivery, outcome.result))
+                if outcome.result is not None:
+                    self._bytes += len(outcome.result)
+                continue
+            if type(outcome) is HandBack and not outcome.lost:
+                self._releases.append(delivery)
+            else:
+                self._outcomes.append((delivery, outcome))
+            self._bytes += _size_of(outcome)
+        self.unsettled += len(ended)
         self._has_work.set()
 
     async def room(self) -> None:
@@ -116,8 +123,6 @@ class SettlementQueue:
 
 def _size_of(outcome: Outcome) -> int:
     match outcome:
-        case Success(result):
-            return len(result or b"")
         case Failed(error, traceback) | RetryLater(error=error, traceback=traceback):
             return len(error) + len(traceback or "")
         case Rejected(reason, error, traceback):

@@ -290,8 +290,9 @@ class ClientSession:
         for receipt, value in progress.items():
             yield frames.Progress(receipt=receipt, value=value)
         unsent, self._unsent = self._unsent, []
-        outcomes = ((name, self._outbox[name]) for name in unsent if name in self._outbox)
-        yield from frames_of(list(outcomes), self.limits, self.features)
+        outbox = self._outbox
+        outcomes = [(receipt, outbox[receipt]) for receipt in unsent if receipt in outbox]
+        yield from frames_of(outcomes, self.limits, self.features)
         if self._state is ClientSessionState.READY and (n := self._wanted()):
             self._granted += n
             yield frames.Credit(n=n)

@@ -109,6 +109,8 @@ class ServerSession:
         self._held: dict[str, Delivery] = {}
         self._pending: dict[str, Delivery] = {}
         self._pings = 0
+        self._sizes: dict[str, int] = {}
+        """bytes of the deliveries, held and pending, by receipt"""
         self._held_bytes = 0
         self.unknown = 0
         """number of receipts that the worker named but does not hold, less one per delivery sent, as leases may end"""
@@ -288,15 +290,18 @@ class ServerSession:
         return _frames(deliveries, self._hold(deliveries))
 
     def _hold(self, deliveries: Sequence[Delivery]) -> int:
-        self._held.update((delivery.receipt, delivery) for delivery in deliveries)
-        size = sum(delivery.size for delivery in deliveries)
+        sizes = {delivery.receipt: delivery.size for delivery in deliveries}
+        self._held.update(zip(sizes, deliveries, strict=True))
+        self._sizes |= sizes
+        size = sum(sizes.values())
         self._held_bytes += size
         return size
 
     def _drop(self, deliveries: dict[str, Delivery], receipt: str) -> bool:
-        delivery = deliveries.pop(receipt, None)
-        self._held_bytes -= 0 if delivery is None else delivery.size
-        return delivery is not None
+        if deliveries.pop(receipt, None) is None:
+            return False
+        self._held_bytes -= self._sizes.pop(receipt)
+        return True
 
     def settled(self, outcomes: Mapping[str, bool]) -> list[str]:
         """End pending settlements; return frames that report, for each receipt, whether its settlement took effect."""

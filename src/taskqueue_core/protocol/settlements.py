@@ -52,9 +52,12 @@ def frames_of(
     acks: list[tuple[str, bytes | None]] = []
     released: list[str] = []
     for receipt, outcome in outcomes:
+        if (
+            type(outcome) is Success
+        ):  # asked first, and faster than a pattern, because most tasks succeed
+            acks.append((receipt, outcome.result))
+            continue
         match outcome:
-            case Success(result):
-                acks.append((receipt, result))
             case RetryLater(delay, error):
                 yield frames.RetryFrame(
                     receipt=receipt,

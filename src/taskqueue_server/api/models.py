@@ -31,7 +31,17 @@ class ConfirmationOut(Confirmation, frozen=True, kw_only=True, omit_defaults=Tru
     @classmethod
     def of(cls, confirmation: Confirmation) -> ConfirmationOut:
         """Convert a confirmation. Fields that the backend does not report are omitted in the response."""
-        return cls(**msgspec.structs.asdict(confirmation))
+        return cls(  # by name, because a conversion takes three times as long
+            key=confirmation.key,
+            task_id=confirmation.task_id,
+            status=confirmation.status,
+            position=confirmation.position,
+            code=confirmation.code,
+            reason=confirmation.reason,
+            retry_after=confirmation.retry_after,
+            depth=confirmation.depth,
+            existing_id=confirmation.existing_id,
+        )
 
 
 class InvalidLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

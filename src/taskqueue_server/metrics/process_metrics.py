@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter as Counts
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import prometheus_client
@@ -51,10 +51,13 @@ class _Tally:
         self.counts = [0] * (len(BOUNDS) + 1)
         self.seconds = 0.0
 
-    def note(self, seconds: float) -> None:
-        self.counts[bisect_left(BOUNDS, seconds)] += 1
-        if seconds > 0:  # the latency may be negative if the clocks of two machines differ
-            self.seconds += seconds
+    def note(self, *latencies: float) -> None:
+        counts, total = self.counts, 0.0
+        for seconds in latencies:
+            counts[bisect_left(BOUNDS, seconds)] += 1
+            if seconds > 0:  # the latency may be negative if the clocks of two machines differ
+                total += seconds
+        self.seconds += total
 
 
 class _Latency(prometheus_client.Histogram):
@@ -190,36 +193,25 @@ class ProcessMetrics:
     @hookimpl
     def delivered(self, deliveries: Sequence[Delivery]) -> None:
         """Record the time that tasks waited."""
-        last = wait = None
-        for delivery in deliveries:
-            key, since = delivery.task.key, delivery.waiting_since
-            if since is not None:
-                if wait is None or key is not last:
-                    last, wait = key, self._wait.of(key)
-                wait.note(delivery.delivered_at - since)
+        for key, some in _by_key(deliveries):
+            waits = [d.delivered_at - d.waiting_since for d in some if d.waiting_since is not None]
+            self._wait.of(key).note(*waits)
 
     @hookimpl
     def settled(
         self, deliveries: Sequence[Delivery], verb: str, outcomes: Sequence[Settled]
     ) -> None:
         """Count settled and stale deliveries, and record the latencies of acked deliveries."""
-        now, acked = self._now(), verb == "ack"
-        last, run, whole = "", self._run.of(OTHER), self._whole.of(OTHER)
-        done = stale = 0
-        for delivery, outcome in zip(deliveries, outcomes, strict=True):
-            if outcome is _STALE:
-                stale += 1
-            elif outcome is _OK:  # any other outcome is a dead letter, which `dead_lettered` counts
-                done += 1
-                if acked:
-                    key, since = delivery.task.key, delivery.waiting_since
-                    if key is not last:
-                        last, run, whole = key, self._run.of(key), self._whole.of(key)
-                    run.note(now - delivery.delivered_at)
-                    if since is not None:
-                        whole.note(now - since)
-        self._outcomes[_OUTCOMES[verb]] += done
-        self._outcomes["stale"] += stale
+        now = self._now()
+        # An outcome that is neither is a dead letter, which `dead_lettered` counts.
+        done = [d for d, outcome in zip(deliveries, outcomes, strict=True) if outcome is _OK]
+        self._outcomes[_OUTCOMES[verb]] += len(done)
+        self._outcomes["stale"] += outcomes.count(_STALE)
+        if verb == "ack":
+            for key, some in _by_key(done):
+                self._run.of(key).note(*[now - d.delivered_at for d in some])
+                waits = [now - d.waiting_since for d in some if d.waiting_since is not None]
+                self._whole.of(key).note(*waits)
 
     @hookimpl
     def retry_scheduled(self, settles: Delivery | None) -> None:
@@ -263,6 +255,13 @@ class ProcessMetrics:
         for outcome, number in self._outcomes.items():
             self._settled.labels(outcome).inc(number)
         self._outcomes.clear()
+
+
+def _by_key(deliveries: Sequence[Delivery]) -> Iterator[tuple[str, Iterable[Delivery]]]:
+    """Yield deliveries by key. Most calls have one key only."""
+    keys = {delivery.task.key for delivery in deliveries}
+    for key in keys:
+        yield key, deliveries if len(keys) == 1 else [d for d in deliveries if d.task.key == key]
 
 
 def _known(name: Any, names: Any) -> str:

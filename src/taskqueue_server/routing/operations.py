@@ -66,8 +66,10 @@ class RequestContext:
     def is_allowed(self, key: str, verbs: Sequence[str] | None = None) -> bool:
         """Return whether the client may execute this operation on the queue ``key``, or one with other ``verbs``."""
         identity, verbs = self.identity, self.verbs if verbs is None else verbs
-        permitted = (verb for verb in verbs if identity and identity.is_allowed(verb, key))
-        return not verbs or any(permitted)
+        for verb in verbs:
+            if identity is not None and identity.is_allowed(verb, key):
+                return True
+        return not verbs
 
     def demand(self, key: str, verbs: Sequence[str] | None = None, name: str = "this key") -> None:
         """Raise `ProblemError` unless `is_allowed`. ``name`` says in the error which queue it is."""

@@ -211,8 +211,7 @@ class WorkerSession:
             for event in self._session.feed(data):
                 match event:
                     case SettlementRequested(outcomes):
-                        for delivery, outcome in outcomes:
-                            self._settlements.put(delivery, outcome)
+                        self._settlements.put(*outcomes)
                     case SendFrames(text):
                         await self._channel.send(text)
                     case CreditGranted():
