@@ -11,6 +11,7 @@ import asyncio
 import gc
 import itertools
 import json
+import logging
 import os
 import sys
 import time
@@ -182,6 +183,7 @@ AREAS = {
 
 async def main(area: str, tasks: int, *pids: int) -> None:
     """Measure a slice for each line on stdin, and print its figures."""
+    logging.disable(logging.WARNING)  # that the store is not persistent
     opened, backend = AREAS[area]
     async with opened(backend, *pids) as measure:
         while await asyncio.to_thread(sys.stdin.readline):

@@ -21,7 +21,7 @@ def in_parts(tasks: Sequence[Task], most: int) -> Iterator[Sequence[int]]:
 
 
 def _levels(tasks: Sequence[Task]) -> list[Sequence[int]]:
-    if all(task.after is None for task in tasks):
+    if not any(task.after for task in tasks):
         return [range(len(tasks))]
     depths: dict[TaskRef, int] = {}
     levels: list[list[int]] = []

@@ -206,16 +206,21 @@ class Queue:
         confirmations: dict[int, Confirmation] = {}
         absent: dict[TaskRef, Confirmation] = {}
         for part in in_parts(pending, LIMITS.batch):
-            kept = {n: kept for n in part if (kept := refused_with_parent(pending[n], absent))}
-            places = [place for place in part if place not in kept]
+            kept: dict[int, Confirmation] = {}
+            if absent:
+                found = ((place, refused_with_parent(pending[place], absent)) for place in part)
+                kept = {place: refusal for place, refusal in found if refusal is not None}
+            places = [place for place in part if place not in kept] if kept else part
             batch = [pending[place] for place in places]
             answers: Sequence[Confirmation] = await self._send(batch) if batch else ()
             if wait:
                 answers = await self._wait_for_room(batch, answers, end)
-            confirmations |= {**kept, **dict(zip(places, answers, strict=True))}
+            confirmations.update(zip(places, answers, strict=True))
+            confirmations |= kept
             for place in part:
-                if is_absent(confirmations[place]):
-                    absent[TaskRef(pending[place].key, pending[place].id)] = confirmations[place]
+                answer = confirmations[place]
+                if answer.status is not Published.ACCEPTED and is_absent(answer):
+                    absent[TaskRef(pending[place].key, pending[place].id)] = answer
         return tuple([confirmations[place] for place in range(len(pending))])
 
     async def _wait_for_room(
