@@ -152,7 +152,10 @@ class Queue:
         `PublishUnconfirmed` if the store does not answer: publish again with the id in the error.
         """
         task = await self.task_of(key, encode_json("payload", payload), options)
-        (confirmation,) = await self.publish_many([task], wait=options.get("wait", 0))
+        end = _end_of(options.get("wait", 0))
+        for check in self._checks:
+            check([task])
+        (confirmation,) = await self._publish_batch([task], end)
         return stored(confirmation)
 
     async def instant(
@@ -198,9 +201,7 @@ class Queue:
         While a queue is full or its intake is paused, tasks that it refused are published again, for up to ``wait``
         seconds in total: as soon as the backend signals free capacity, or after the delay that the backend suggests.
         """
-        check_duration("wait", wait)
-        end = asyncio.get_running_loop().time() + wait
-        pending = list(tasks)
+        end, pending = _end_of(wait), list(tasks)
         for check in self._checks:
             check(pending)
         confirmations: dict[int, Confirmation] = {}
@@ -212,9 +213,7 @@ class Queue:
                 kept = {place: refusal for place, refusal in found if refusal is not None}
             places = [place for place in part if place not in kept] if kept else part
             batch = [pending[place] for place in places]
-            answers: Sequence[Confirmation] = await self._send(batch) if batch else ()
-            if wait:
-                answers = await self._wait_for_room(batch, answers, end)
+            answers = await self._publish_batch(batch, end) if batch else ()
             confirmations.update(zip(places, answers, strict=True))
             confirmations |= kept
             for place in part:
@@ -222,6 +221,10 @@ class Queue:
                 if answer.status is not Published.ACCEPTED and is_absent(answer):
                     absent[TaskRef(pending[place].key, pending[place].id)] = answer
         return tuple([confirmations[place] for place in range(len(pending))])
+
+    async def _publish_batch(self, tasks: list[Task], end: float | None) -> Sequence[Confirmation]:
+        answers = await self._send(tasks)
+        return answers if end is None else await self._wait_for_room(tasks, answers, end)
 
     async def _wait_for_room(
         self, tasks: list[Task], answers: Iterable[Confirmation], end: float
@@ -374,6 +377,11 @@ async def _pause(hint: float, remaining: float, signal: RoomSignal | None) -> No
     end = asyncio.get_running_loop().time() + remaining
     await signal.wait(min(max(_SIGNAL_SECONDS, hint) * late, remaining))
     await asyncio.sleep(max(0.0, min(_MIN_RETRY_SECONDS * late, _remaining(end))))
+
+
+def _end_of(wait: float) -> float | None:
+    check_duration("wait", wait)
+    return asyncio.get_running_loop().time() + wait if wait else None
 
 
 def _remaining(end: float) -> float:

@@ -66,7 +66,10 @@ class Lane(Generic[T]):
 
     def peek(self) -> T | None:
         """Return the first entry, after removing outdated entries; return None if the lane is empty."""
-        while self._fresh and not _waits(self._fresh[0]):
+        while self._fresh:
+            seq, head = self._fresh[0]  # as in `_waits`, because each receive comes here
+            if head.state is State.WAITING and head.seq == seq:
+                break
             self._fresh.popleft()
         if self._returned and (record := _first(self._returned)) is not None:
             return record
@@ -94,7 +97,10 @@ class Lane(Generic[T]):
         heapq.heappush(heap, (record.seq, record))
 
     def _clear(self) -> None:
-        self._fresh = deque(item for item in self._fresh if _waits(item))
+        waits = State.WAITING
+        self._fresh = deque(
+            [(seq, each) for seq, each in self._fresh if each.state is waits and each.seq == seq]
+        )
         for heap in (self._late, self._returned):
             heap[:] = [item for item in heap if _waits(item)]
             heapq.heapify(heap)
@@ -113,10 +119,11 @@ class Lanes(Generic[T]):
     def lane(self, record: T) -> Lane[T]:
         """Return the lane of an entry's priority; create it if it does not exist."""
         priority = record.task.priority
-        if priority not in self._lanes:
-            self._lanes[priority] = Lane()
+        lane = self._lanes.get(priority)
+        if lane is None:
+            lane = self._lanes[priority] = Lane()
             self._lanes = dict(sorted(self._lanes.items(), reverse=True))
-        return self._lanes[priority]
+        return lane
 
     def pop(self) -> T | None:
         """Remove and return the first entry of the highest non-empty priority; return None if all lanes are empty."""
