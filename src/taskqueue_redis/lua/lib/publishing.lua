@@ -1,5 +1,13 @@
 -- Storing new tasks.
 
+-- Stores records of new tasks: ids, each followed by its record.
+local function store_records(q, written)
+  if not written[1] then return end
+  call('HSET', q.name .. '/t', unpack(written))
+  q.published = q.published + #written / 2
+  q.ring = true
+end
+
 -- Stores `n` tasks of a queue, unless their ids are known. Their arguments begin at ARGV[at]; per task: id, digest of
 -- 8 bytes and priority (followed by ":" not before ":" deadline, "/" tenant "/" ordering key, and a newline and rare
 -- fields as JSON, see `rare_of`, if the task has one of these), body.
@@ -17,15 +25,6 @@ local function publish_tasks(q, at, n, answers)
   local records = (q.known or q.copied) and call('HMGET', q.name .. '/t', unpack(ids))
   local written, filled, places, answered, changing = {}, 0, {}, #answers, false
 
-  -- Stores the records of the tasks so far.
-  local function store()
-    if filled == 0 then return end
-    call('HSET', q.name .. '/t', unpack(written))
-    q.published = q.published + filled / 2
-    q.ring = true
-    written, filled, places = {}, 0, {}
-  end
-
   for i = 1, n do
     local id, about, body = ids[i], ARGV[at + 1], ARGV[at + 2]
     at = at + 3
@@ -36,8 +35,8 @@ local function publish_tasks(q, at, n, answers)
     local rare = #about > 9 and rarely().rare_of(about)
     if rare and rare.b and answer == 0 and not q.bound then answer = rarely().refuse_member(rare.b) or 0 end
     if rare and rare.u and answer == 0 and not q.bound then
-      store() -- it may change records: those that were read before are read again
-      changing = true
+      store_records(q, written) -- it may change records: those that were read before are read again
+      written, filled, places, changing = {}, 0, {}, true
       answer, full = rarely().meet(q, id, packed, rare, about, body)
     end
     if answer == 0 and q.limited then answer = rarely().refusal(q, about) or 0 end
@@ -47,8 +46,8 @@ local function publish_tasks(q, at, n, answers)
       if packed then rarely().make_way(q, id, packed) end
       answer = q.waiting
       if rare and (rare.a or rare.b) then -- its parents may be published by the same call
-        changing = true
-        store()
+        store_records(q, written)
+        written, filled, places, changing = {}, 0, {}, true
       end
       if #about > 9 or q.sorted then
         local many
@@ -77,6 +76,6 @@ local function publish_tasks(q, at, n, answers)
     answers[answered + i] = answer
     if full then break end
   end
-  store()
+  store_records(q, written)
   return full
 end
