@@ -17,6 +17,7 @@ from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.context import RedisContext
 from taskqueue_redis.control import RedisControl, RedisDeadLetters
 from taskqueue_redis.dependencies import RedisDependencies
+from taskqueue_redis.listing import RedisListing
 from taskqueue_redis.publisher import RedisPublisher
 from taskqueue_redis.schedules import RedisSchedules
 from taskqueue_redis.slots.pool import RedisSlots
@@ -48,6 +49,7 @@ class RedisBackend:
         self.dependencies = RedisDependencies(self._context)
         self.slots = RedisSlots(self._context)
         self.schedules = RedisSchedules(self._context)
+        self.listing = RedisListing(self._context, self.control)
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> RedisSubscription:
         check_name("consumer", consumer)

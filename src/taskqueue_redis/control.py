@@ -121,14 +121,9 @@ class RedisControl(_ScriptCaller):
         check_name("key", key)
         durabilities = await self._context.checks.durabilities(settings.replicas)
         checked_settings(
-            settings,
-            durabilities,
-            journal=True,
-            flow=True,
-            fair_order=True,
-            floor_share=True,
-            fan_out=True,
-        )
+            settings, durabilities,
+            journal=True, flow=True, fair_order=True, floor_share=True, fan_out=True, listing=True,
+        )  # fmt: skip
         partition_of = self._context.scripts.partitions.of
         if any(partition_of(other) != partition_of(key) for other in settings.bound_to):
             raise InvalidInput(
@@ -150,6 +145,9 @@ class RedisControl(_ScriptCaller):
             changed.moved_to or "",
             msgspec.json.encode(changed.bound_to) if changed.bound_to else "",
             msgspec.json.encode(changed.weights) if changed.weights else "",
+            "\0".join(("", *changed.index, "")) if changed.index else "",
+            microseconds(changed.keep_ended),
+            changed.keep_ended_most,
             *limits_of(changed),
         )
         if reply != b"ok":

@@ -281,7 +281,7 @@ def _descriptor(task: Task, envelope: bytes) -> bytes:
 
 def _rare(task: Task, envelope: bytes) -> dict[str, Any] | None:
     """Return the fields that few tasks have, as the Lua function ``rare_of`` reads them."""
-    if task.unique is None and task.after is None and task.batch is None:
+    if task.unique is None and task.after is None and task.batch is None and not task.tags:
         return None
     rare: dict[str, Any] = {}
     if task.unique is not None:
@@ -290,6 +290,8 @@ def _rare(task: Task, envelope: bytes) -> dict[str, Any] | None:
         rare["a"] = len(task.after.tasks)  # the parents are in the envelope
     if task.batch is not None:
         rare["b"] = name_of(task.batch)
+    if task.tags:
+        rare["t"] = task.tags
     return rare
 
 

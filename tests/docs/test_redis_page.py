@@ -226,6 +226,7 @@ async def keep_tenants_busy(backend: RedisBackend) -> None:
     changed = settings.model_copy(
         update={
             "order": Order.FAIR, "weights": {"acme": 2}, "tenant_max_inflight": 1, "max_processing_time": 60.0,
+            "index": ("user",),
             "tenant_rate_limit": RateLimit(max_tokens=9, interval=1, interval_unit=IntervalUnit.HOURS),
         }
     )  # fmt: skip
@@ -239,7 +240,11 @@ async def keep_tenants_busy(backend: RedisBackend) -> None:
     taken = (await consumer.receive(9, 1)).deliveries
     await consumer.ack(*(one for one in taken if one.task.id == "done"))
     assert not (await consumer.receive(9, 0)).deliveries
-    await backend.publisher.publish(Task(key=SHARED, payload=b"{}", tenant="davis"))
+    await backend.publisher.publish(
+        Task(key=SHARED, payload=b"{}", tenant="davis"),
+        Task(key=SHARED, id="gone", tags=("user:1",)),
+    )
+    await backend.control.cancel(SHARED, "gone")
 
 
 async def test_every_key_is_in_the_table(busy: RedisServer) -> None:
@@ -251,6 +256,7 @@ async def test_every_key_is_in_the_table(busy: RedisServer) -> None:
         "TENANT": "[a-z]+",
         "ID": "[0-9a-f]+",
         "ENTITY": "[a-z]+",
+        "STATE": "(?:expired|cancelled|discarded|replaced)",
         "N": "[0-9]",
         "…": ".+",
     }
@@ -258,7 +264,7 @@ async def test_every_key_is_in_the_table(busy: RedisServer) -> None:
     patterns = {
         re.compile(
             re.sub(
-                r"TOKEN|TENANT|ENTITY|ID|…|[PQ](?=[:/]|$)|N(?=:|$)",
+                r"TOKEN|TENANT|ENTITY|STATE|ID|…|[PQ](?=[:/]|$)|N(?=:|$)",
                 lambda found: names[found[0]],
                 name,
             )

@@ -271,7 +271,7 @@ class Replay(Lines):
         if version != in_force:
             return "ok" if known == settings else in_force
         self.versions[key] = version + 1, settings
-        numbers = [float(word) for word in words[12:]]
+        numbers = [float(word) for word in words[15:]]
         if any(numbers[_FLOWS:]) or any(words[9:12]):
             raise Mismatch(f"queue {key} has settings that the specification does not know")
         terms = Terms(

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
-import taskqueue_redis
 from taskqueue_core.after import After, TaskRef
 from taskqueue_core.authoring.waits import PARENTS_OF_COPIES
 from taskqueue_core.capabilities import (
@@ -23,82 +21,22 @@ from taskqueue_core.capabilities import (
 )
 from taskqueue_core.capabilities.schedules import RECENT
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.tasks import Delivery, Task
+from taskqueue_core.tasks import Delivery, State, Task
 from taskqueue_core.uniqueness import UniqueKey
 from taskqueue_redis import RedisBackend
-from taskqueue_redis.scripts.runner import source
 from tests.redis.backends import until
 from tests.redis.carrying import carry
+from tests.redis.meter import SCRIPTS, Meter, size_of
 from tests.redis.script_costs import Cost
 from tests.redis.servers import RedisServer
 
-SCRIPTS = tuple(
-    sorted(
-        path.stem
-        for path in (Path(taskqueue_redis.__file__).parent / "lua").glob("*.lua")
-        if path.stem != "install"
-    )
-)
-"""all scripts, except the one that runs once per process and executes five commands"""
+__all__ = ["LARGE", "SCRIPTS", "measure", "received", "size_of"]
+
 LONG = "x" * LIMITS.traceback
 """the longest traceback"""
 LARGE = b'"' + b"x" * (LIMITS.payload - 2) + b'"'
 _AT_ONCE = 1000
 _HOUR = 3600.0
-
-
-class Meter:
-    """Measures the script calls of a backend, one at a time."""
-
-    def __init__(self, backend: RedisBackend, server: RedisServer) -> None:
-        """Begin to measure."""
-        self.costs: dict[str, Cost] = {}
-        """by script, the maximum of each figure"""
-        self._connection = server.connect()
-        self._lock = asyncio.Lock()
-        scripts: Any = backend._context.scripts
-        self._inner = scripts.run
-        scripts.run = self._run
-        for name in SCRIPTS:
-            self._connection.call("SCRIPT", "LOAD", source(name))
-
-    def close(self) -> None:
-        """Close the connection to the server."""
-        self._connection.close()
-
-    async def _run(self, name: str, partition: str, *args: Any, **options: Any) -> Any:
-        async with self._lock:
-            commands, spent = self._executed(), self._spent()
-            reply = await self._inner(name, partition, *args, **options)
-            spent, commands = self._spent() - spent, self._executed() - commands
-        # Do not count EVALSHA, and INFO.
-        now = Cost(commands - 3, size_of(args) + size_of(reply), spent * 1000)
-        before = self.costs.get(name, now)
-        self.costs[name] = Cost(
-            max(before.commands, now.commands),
-            max(before.bytes, now.bytes),
-            max(before.milliseconds, now.milliseconds),
-        )
-        return reply
-
-    def _executed(self) -> int:
-        return int(self._info("stats")["total_commands_processed"])
-
-    def _spent(self) -> float:
-        """Return the processor time of the thread that executes scripts: other processes do not influence it much."""
-        info = self._info("cpu")
-        return sum(float(info[f"used_cpu_{kind}_main_thread"]) for kind in ("user", "sys"))
-
-    def _info(self, section: str) -> dict[str, str]:
-        lines = self._connection.call("INFO", section).decode().splitlines()
-        return dict(line.split(":", 1) for line in lines if ":" in line)
-
-
-def size_of(value: Any) -> int:
-    """Return the number of bytes in a reply or in arguments."""
-    if isinstance(value, bytes | str):
-        return len(value)
-    return sum(map(size_of, value)) if isinstance(value, list | tuple) else 8
 
 
 async def received(consumer: Any, number: int) -> list[Delivery]:
@@ -187,6 +125,35 @@ async def _dead(backend: RedisBackend) -> None:
                     await consumer.dead_letter(delivery, "why", "x" * LIMITS.text, LONG)
                 await backend.dead_letters.list(key, limit=LIMITS.batch)
                 await verb(key)
+
+
+async def _listed(backend: RedisBackend) -> None:
+    """List tasks in each state, with long errors, a filter that drops all, and each order."""
+    settings = QueueSettings(index=("t",), keep_ended=_HOUR)
+    await backend.control.configure("listed", settings)
+    tags = tuple(f"t:{n}{'x' * 90}" for n in range(LIMITS.tags))
+    await backend.publisher.publish(
+        *_tasks("listed", 4000, tags=tags, tenants=10),
+        *_tasks("listed", 1000, start=4000, tags=tags, not_before=backend.now() + _HOUR),
+    )
+    async with backend.subscribe(["listed"], "c") as consumer:
+        taken = await received(consumer, 3000)
+        await consumer.ack(*taken[:1500])
+        for delivery in taken[1500:1800]:
+            await consumer.dead_letter(delivery, "why", "x" * LIMITS.text, LONG)
+        for state in (*State, None):
+            for newest in (False, True):
+                for tenant in (None, "nobody"):
+                    await backend.listing.tasks(
+                        "listed", state=state, tag=None if state else tags[0], tenant=tenant,
+                        newest=newest, limit=LIMITS.batch,
+                    )  # fmt: skip
+        for newest in (False, True):
+            await backend.listing.tasks("listed", state=State.IN_FLIGHT, worker="c", newest=newest)
+        await backend.listing.task("listed", taken[1500].task.id)
+    await backend.publisher.publish(*_tasks("broad", 40, payload=LARGE))
+    await backend.listing.tasks("broad", state=State.WAITING)
+    await backend.listing.task("broad", "t0")
 
 
 async def _fan_out(backend: RedisBackend) -> None:
@@ -385,7 +352,7 @@ async def _schedules(backend: RedisBackend) -> None:
 
 SCENARIOS: tuple[Callable[[RedisBackend], Awaitable[None]], ...] = (
     _plain, _large, _tenants, _ordered, _expired_and_due, _dead, _fan_out, _limited, _purged, _returned, _single,
-    _related, _many_queues, _slots, _schedules, _unique,
+    _related, _many_queues, _slots, _schedules, _unique, _listed,
 )  # fmt: skip
 
 

@@ -14,6 +14,11 @@ from tests.redis.servers import RedisServer
 _STATES = (
     "", "waiting", "scheduled", "done", "dead", "expired", "cancelled", "discarded", "replaced", "blocked",
 )  # fmt: skip
+_ENDS = {
+    "done": "l", "expired": "l:expired", "cancelled": "l:cancelled", "discarded": "l:discarded",
+    "replaced": "l:replaced",
+}  # fmt: skip
+"""lists of ended tasks"""
 _OVER = ("done", "expired", "cancelled", "discarded")
 _LEDGER = ("published", "in_flight", *(s for s in _STATES[1:] if s != "replaced"))
 _NUMBERS = (
@@ -132,7 +137,20 @@ def _recount_rest(part: _Partition, q: str, records: dict[str, bytes], flying: s
     assert set(part.pairs(f"{q}/x")) <= set(records)
     kept = {name.decode() for name in part.ask("ZRANGE", f"{q}/k", 0, -1)}
     assert set(part.pairs(f"{q}/o")) <= kept <= set(records)
-    ends = {item.decode() for item in part.ask("LRANGE", f"{q}/l", 0, -1)}
+    ends = {
+        (_STATES.index(state), item.decode())
+        for state, name in _ENDS.items()
+        for item in part.ask("LRANGE", f"{q}/{name}", 0, -1)
+    }
+    tags = part.pairs(f"{q}/I")
+    assert set(tags) <= set(records)
+    own = {
+        f"{tag}\0{seq}\0{i}"
+        for i, packed in tags.items()
+        for seq, *some in (packed.decode().split("\0"),)
+        for tag in some
+    }
+    assert {name.decode() for name in part.ask("ZRANGE", f"{q}/i", 0, -1)} <= own
     keys = part.pairs(f"{q}/K")
     assert set(keys) <= {i for i, r in records.items() if _STATES[r[0]] != "replaced"}
     members = {name.decode() for name in part.ask("ZRANGE", f"{q}/U", 0, -1)}
@@ -145,7 +163,7 @@ def _recount_rest(part: _Partition, q: str, records: dict[str, bytes], flying: s
         assert member in members or packed[:1] == b"1" or member.split()[1] not in live
     for task_id in over - kept:
         at = int.from_bytes(records[task_id][25:32], "big")
-        assert f"{at}:{task_id}" in ends, "it is never forgotten"
+        assert (records[task_id][0], f"{at}:{task_id}") in ends, "it is never forgotten"
 
 
 class _Relative(NamedTuple):
@@ -216,10 +234,13 @@ def _housekept(part: _Partition, queues: set[str]) -> None:
     for key in queues:
         q = f"q:{key}"
         window = struct.unpack_from("<9d", part.ask("GET", f"{q}/n"))[-1]
-        ends = part.ask("LINDEX", f"{q}/l", 0)
+        first = [item for name in _ENDS.values() if (item := part.ask("LINDEX", f"{q}/{name}", 0))]
         forget = part.ask("ZSCORE", "forget", key)
         told = None if forget is None else int(forget)
-        assert told == (int(ends.split(b":")[0]) + window if ends else None), "forget"
+        due = min((int(item.split(b":")[0]) for item in first), default=None)
+        kept = due is not None and int(part.ask("HGET", f"q:{key}", "keep_ended") or 0)
+        assert kept or told == (None if due is None else due + window), "forget"
+        assert not kept or told <= due + max(kept, window), "forget"
         hung, looks = part.first(f"{q}/m"), part.ask("ZSCORE", "processing", key)
         assert hung is None or (looks is not None and int(looks) <= hung), "processing"
 

@@ -35,6 +35,7 @@ BOUNDS: dict[str, Cost] = {
     "health": Cost(20, 1000),
     "join": Cost(2100, 300_000),
     "leave": Cost(6000, 1000),
+    "list": Cost(3000, 1 * _MB),
     "maintain": Cost(20_000, 300_000),
     "pending": Cost(600, 100_000),
     "progress": Cost(40, 10_000),
@@ -71,6 +72,7 @@ BOUNDS: dict[str, Cost] = {
     "sort": Cost(9000, 1000),
     "stats": Cost(600, 10_000),
     "status": Cost(1100, 5 * _MB),
+    "task": Cost(100, 2 * _MB),
     "workers": Cost(3000, 300_000),
 }
 """by script, the maximum number of commands and bytes of one call

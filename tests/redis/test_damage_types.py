@@ -22,9 +22,9 @@ from tests.redis.test_damage import settled
 _LAYOUT = PAGE.split("## For developers: how a task is stored\n", 1)[1].split("\nChannels:")[0]
 _NAMES = {
     "P": "{}", "S": "{}:slots", "Q": f"{{}}:q:(?:{KEY}|{SHARED})", "TOKEN": "[0-9a-f]+-[0-9a-f]+",
-    "TENANT": "[a-z]+", "ENTITY": "[a-z]+", "N": "[0-9]", "E": "[0-9]+", "ID": "[0-9a-f]+",
+    "TENANT": "[a-z]+", "ENTITY": "[a-z]+", "N": "[0-9]", "E": "[0-9]+", "ID": "[0-9a-f]+", "STATE": "[a-z]+",
 }  # fmt: skip
-_VARIABLE = re.compile(r"^[PQS](?=:|/|$)|TOKEN|TENANT|ENTITY|ID|N(?=:|$)|(?<=:)E(?=:|$)")
+_VARIABLE = re.compile(r"^[PQS](?=:|/|$)|TOKEN|TENANT|ENTITY|STATE|ID|N(?=:|$)|(?<=:)E(?=:|$)")
 
 
 def _kinds() -> dict[str, str]:

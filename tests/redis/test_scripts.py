@@ -27,7 +27,7 @@ from taskqueue_core.capabilities import (
 )
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import LeaseLost
-from taskqueue_core.tasks import Task
+from taskqueue_core.tasks import State, Task
 from taskqueue_redis import RedisBackend
 from taskqueue_redis.scripts.runner import Partitions, source
 from taskqueue_redis.setup.permissions import (
@@ -270,6 +270,9 @@ async def everything(workload: Workload) -> None:
     await control.results("alpha", "1")
     await control.statuses("alpha", "1")
     await backend.dead_letters.list("alpha")
+    for state in State:
+        await backend.listing.tasks("alpha", state=state)
+    await backend.listing.task("alpha", "1")
     await backend.health()
     await publish(backend, "gone", key="delta")
     await control.purge("delta")

@@ -31,7 +31,7 @@ while (left > 0 or at <= #ARGV) and bytes < BYTES do
   local results = q.extras and call('EXISTS', q.name .. '/o') == 1
   local progress = q.extras and call('EXISTS', q.name .. '/p') == 1
   local written, fences, ends, changed, sorted = {}, {}, {}, {}, {}
-  local stamp, worker = text(now) .. ':', q.journal and worker_of(q, token)
+  local stamp, worker = text(now) .. ':', worker_of(q, token)
   for i = 1, n do
     local id, fence, result = ids[i], ARGV[at + 1], ARGV[at + 2]
     at = at + 3
@@ -48,10 +48,12 @@ while (left > 0 or at <= #ARGV) and bytes < BYTES do
     if packed then
       if state == WAITING and where == place and current_fence == sequence then
         local mine = known or rarely().current(q, rarely().read_record(packed), fence, token)
+        local tail = (q.keeps or #packed > RECORD_SIZE) and rarely().acked_tail(q, packed, name, fence, worker)
         if mine and (q.sorted and call('XACK', name, 'g', fence) == 1 or not q.sorted and sequence <= handed_out) then
           local before = packed
           packed = pack(RECORD, DONE, NOWHERE, priority, attempt, losses, prior, attempt, seq, 0, now, digest, ACK, 0,
             sequence)
+          if tail then packed = packed .. tail end
           written[#written + 1], written[#written + 2] = id, packed
           fences[#fences + 1] = fence
           ends[#ends + 1] = stamp .. id
@@ -87,7 +89,7 @@ while (left > 0 or at <= #ARGV) and bytes < BYTES do
   if #fences > 0 then
     call('HSET', q.name .. '/t', unpack(written))
     if call('RPUSH', q.name .. '/l', unpack(ends)) == #ends then
-      call('ZADD', PARTITION .. ':forget', text(now + q.window), q.key)
+      call('ZADD', PARTITION .. ':forget', 'LT', text(now + q.window), q.key)
     end
     if not q.sorted then call('XACK', name, 'g', unpack(fences)) end
     call('XDEL', name, unpack(fences))

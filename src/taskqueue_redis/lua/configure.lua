@@ -1,9 +1,9 @@
---@ base room queue states record counts streams flow tenants lanes cold kin damage journal places turns sorting
+--@ base room queue states record counts streams flow tenants lanes cold kin damage journal places turns sorting history
 -- Replaces the settings of a queue if the given version is the current one.
 -- ARGV: key, version that is replaced, settings as JSON, deduplication window, result_ttl, max_losses, journal ("1" or
 -- ""), durability ("" for none), number of replicas that must confirm (0 for none), queue to which this one has moved
--- ("" for none), queues to which it is bound (JSON, "" for none), weights of tenants (JSON, "" for none), and the
--- numbers in the order of FLOWS (0 for none).
+-- ("" for none), queues to which it is bound (JSON, "" for none), weights of tenants (JSON, "" for none), `index` (each name
+-- between two NULs), `keep_ended`, `keep_ended_most`, and the numbers in the order of FLOWS (0 for none).
 -- Returns "ok", or the current version.
 local q = queue(ARGV[3])
 lift_refusal()
@@ -21,6 +21,13 @@ q.window, q.journal, q.replicas = tonumber(ARGV[6]), ARGV[9] == '1', tonumber(AR
 if ARGV[12] ~= '' then call('HSET', q.name, 'moved_to', ARGV[12]) else call('HDEL', q.name, 'moved_to') end
 if ARGV[13] ~= '' then call('HSET', q.name, 'bound_to', ARGV[13]) else call('HDEL', q.name, 'bound_to') end
 q.bound = ARGV[13] ~= ''
+if ARGV[15] ~= '' then call('HSET', q.name, 'index', ARGV[15]) else call('HDEL', q.name, 'index') end
+q.keeps = tonumber(ARGV[16]) > 0
+if q.keeps then
+  call('HSET', q.name, 'keep_ended', ARGV[16], 'keep_ended_most', ARGV[17])
+else
+  call('HDEL', q.name, 'keep_ended', 'keep_ended_most')
+end
 call('DEL', q.name .. '/W')
 for tenant, weight in pairs(ARGV[14] ~= '' and cjson.decode(ARGV[14]) or {}) do
   call('HSET', q.name .. '/W', tenant, weight)
@@ -30,8 +37,8 @@ local f = flow_of(q)
 local was_fair, had_tokens, tokens, period = f.fair == 1, f.max_tokens > 0, f.tenant_tokens, f.tenant_period
 room(q) -- tokens that have accumulated until now were earned at the old rate
 q.limited = false
-for i = 1, #ARGV - 14 do
-  f[FLOWS[i]] = tonumber(ARGV[14 + i])
+for i = 1, #ARGV - 17 do
+  f[FLOWS[i]] = tonumber(ARGV[17 + i])
   if f[FLOWS[i]] > 0 then q.limited = true end
 end
 f.tokens, f.at = had_tokens and math.min(f.tokens, f.max_tokens) or f.max_tokens, math.max(f.at, now)
@@ -77,8 +84,5 @@ end
 if q.sorted then sort_some(q, 250) end
 unsort(q)
 save_all()
-local first = call('LINDEX', q.name .. '/l', 0)
-if first then
-  call('ZADD', PARTITION .. ':forget', text(string.match(first, '^(%d+):') + ARGV[6]), q.key)
-end
+look_later(q)
 return 'ok'

@@ -23,10 +23,10 @@ if not name then
   save_all()
   return r and settled_before(r, fence, BURY) or 'lost'
 end
-local worker = worker_of(q, owner)
+local worker = error and worker_of(q, owner, true) or worker_of(q, owner)
 local body = body_at(name, fence)
 local cold = read_cold(q, id)
-if error then fail(cold, r.attempt, error, ARGV[11]) end
+if error then fail(cold, r.attempt, error, ARGV[11], worker) end
 cold.r = reason
 r.handed, r.verb, r.answer, r.settled = r.attempt, BURY, 0, r.fence
 land(q, r)

@@ -14,7 +14,7 @@ if total > 0 then
   return {1, 0, 1, used}
 end
 
-local forgotten, unique = 0, call('EXISTS', q.name .. '/K') == 1
+local forgotten, unique, tagged = 0, call('EXISTS', q.name .. '/K') == 1, call('EXISTS', q.name .. '/I') == 1
 local function forget(ids)
   if #ids == 0 then return end
   forgotten = forgotten + call('HDEL', q.name .. '/t', unpack(ids))
@@ -23,14 +23,19 @@ local function forget(ids)
   call('HDEL', q.name .. '/o', unpack(ids))
   call('ZREM', q.name .. '/k', unpack(ids))
   for i = 1, unique and #ids or 0 do disclaim(q, ids[i]) end
+  for i = 1, tagged and #ids or 0 do tags.drop(q, ids[i]) end
 end
 
-local ids = call('LRANGE', q.name .. '/l', 0, budget - 1)
-for i = 1, #ids do ids[i] = string.match(ids[i], ':(.*)$') or '' end
-forget(ids)
-call('LTRIM', q.name .. '/l', #ids, -1)
-if #ids < budget then forget(call('ZRANGE', q.name .. '/k', 0, budget - #ids - 1)) end
-local left = call('EXISTS', q.name .. '/l', q.name .. '/k') > 0
+for _, list in pairs(LISTS) do
+  local ids = budget > 0 and call('LRANGE', q.name .. list, 0, budget - 1) or {}
+  for i = 1, #ids do ids[i] = string.match(ids[i], ':(.*)$') or '' end
+  forget(ids)
+  if #ids > 0 then call('LTRIM', q.name .. list, #ids, -1) end
+  budget = budget - #ids
+end
+if budget > 0 then forget(call('ZRANGE', q.name .. '/k', 0, budget - 1)) end
+local left = call('EXISTS', q.name .. '/k') > 0
+for _, list in pairs(LISTS) do left = left or call('EXISTS', q.name .. list) == 1 end
 if left then
   index(q, '/k', ':results')
 else

@@ -1,4 +1,4 @@
---@ base room life queue states record counts streams flow tenants lanes cold kin damage journal places ends after promote returns timing unique / states removal checks types schedules
+--@ base room life queue states record counts streams flow tenants lanes cold kin damage journal places ends after promote returns timing unique history / states removal checks types schedules
 -- One run of maintenance, with a limited amount of work. Several processes may run it at the same time.
 -- ARGV: microseconds after which a silent consumer's lease expires, usual interval between two runs, budget of each
 -- kind of work, milliseconds after which an unregistered member without deliveries is removed, calling process.
@@ -77,14 +77,20 @@ do
     if #ids == 0 then return end
     local records, over = call('HMGET', q.name .. '/t', unpack(ids)), {}
     local results, unique = call('EXISTS', q.name .. '/k') == 1, call('EXISTS', q.name .. '/K') == 1
+    local tagged = call('EXISTS', q.name .. '/I') == 1
     for i = 1, #ids do
       local r = read_record(records[i])
       if records[i] and not r then
         over[#over + 1] = ids[i] -- the record is damaged
       elseif r and is_over(r) and (not ends or r.at == ends[i]) and not (results and call('ZSCORE', q.name .. '/k', ids[i])) then
         local u = unique and unique_of(q, ids[i])
-        if r.at + q.window > now then
-          remember(q, ids[i], r.at)
+        local first = not ends and first_end(q, r.state)
+        if first and first <= r.at then
+          -- it is still in the list of ends
+        elseif not ends and r.at + q.window > now then -- the window is longer than it was
+          call('LPUSH', q.name .. LISTS[r.state], text(r.at) .. ':' .. ids[i])
+          call('HINCRBY', q.name, 'dropped' .. r.state, -1)
+          look_later(q)
         elseif u and now < u.till then -- kept as long as a result would be
           call('ZADD', q.name .. '/k', text(u.till), ids[i])
           index(q, '/k', ':results')
@@ -98,6 +104,7 @@ do
     call('HDEL', q.name .. '/x', unpack(over))
     call('HDEL', q.name .. '/p', unpack(over))
     for i = 1, unique and #over or 0 do disclaim(q, over[i]) end
+    for i = 1, tagged and #over or 0 do tags.drop(q, over[i]) end
   end
 
   local old = call('ZRANGEBYSCORE', PARTITION .. ':results', '-inf', text(now), 'LIMIT', 0, budget)
@@ -119,30 +126,15 @@ do
   local ended = call('ZRANGEBYSCORE', PARTITION .. ':forget', '-inf', text(now), 'LIMIT', 0, budget)
   for i = 1, #ended do
     local q = queue(ended[i])
-    local list = q.name .. '/l'
-    local items = call('LRANGE', list, 0, budget - looked - 1)
-    local ids, ends, head = {}, {}, nil
-    for j = 1, #items do
-      local at, id = string.match(items[j], '^(%d+):(.*)$')
-      at, id = tonumber(at) or 0, id or '' -- another program may have written the item
-      if at + q.window > now then
-        head = at
-        break
+    for state in pairs(LISTS) do
+      if looked < budget then
+        local ids, ends = outlived(q, state, budget - looked)
+        forget(q, ids, ends)
+        drop_ends(q, state, #ids)
+        looked = looked + #ids
       end
-      ids[j], ends[j] = id, at
     end
-    forget(q, ids, ends)
-    call('LTRIM', list, #ids, -1)
-    if not head then
-      local first = call('LINDEX', list, 0)
-      head = first and tonumber(string.match(first, '^(%d+):'))
-    end
-    if head then
-      call('ZADD', PARTITION .. ':forget', text(head + q.window), q.key)
-    else
-      call('ZREM', PARTITION .. ':forget', q.key)
-    end
-    looked = looked + #ids
+    look_later(q)
     if looked >= budget then break end
   end
 end

@@ -17,7 +17,7 @@ for at = 4, #ARGV, 4 do
       answer = settled_before(r, fence, verb)
     elseif verb == REDELIVER or owner == loser then
       call('HDEL', q.name .. '/a', fence)
-      local worker = worker_of(q, owner)
+      local worker = verb == LOST and worker_of(q, owner, true) or worker_of(q, owner)
       local body = body_at(name, fence)
       bytes = bytes + #body
       local dead = hand_back(q, id, r, name, fence, body, verb == LOST, verb, worker)

@@ -23,7 +23,8 @@ while looked < #ids and bytes < BYTES do
     bytes = bytes + #(body or '')
     if discard or not body then
       write_cold(q, id, cold)
-      finish(q, r, id, DISCARDED, 'discarded')
+      local last = cold.h[#cold.h] or {}
+      finish(q, r, id, DISCARDED, 'discarded', last[5], 0)
       note(q, 'discarded', id, r, 'discarded', nil, nil, cold.r)
     else
       cold.r = nil

@@ -42,7 +42,7 @@ if settles and not name then
 end
 
 local live = known and is_live(r)
-local worker = worker_of(q, owner)
+local worker = error and owner and worker_of(q, owner, true) or worker_of(q, owner)
 local blocked = live and r.state == BLOCKED
 if blocked then
   if is_fresh(r) then leave_fresh(q, r) end
@@ -69,6 +69,7 @@ elseif known and r.state == DEAD then
 else
   if known or not packed then add(q, 'published', 1) end -- else a task whose entry was not found is replaced
   r.digest, r.priority, r.marks, r.tenant, r.entity = digest, priority, 0, ARGV[16], ARGV[17]
+  r.flags, r.batch = 0, ''
   if ARGV[21] ~= '' then
     r.flags, r.batch = MEMBER, ARGV[21]
     rarely().count_member(r.batch, 'a', 1)
@@ -77,7 +78,7 @@ else
   if ARGV[20] ~= '' then rarely().claim(q, id, cjson.decode(ARGV[20]), now) end
   if deadline == '' then deadline = nil end
 end
-if error then fail(cold, r.attempt, error, ARGV[19]) end
+if error then fail(cold, r.attempt, error, ARGV[19], worker) end
 keep_token(cold, token, r.attempt)
 cold.r = nil
 if ARGV[18] == '1' and not (known and r.state == DEAD) then r.prior = r.prior + 1 end

@@ -42,6 +42,8 @@ _STATES = {
     9: State.BLOCKED,
 }
 """states by their numbers; 8 is not that of a task: it remembers the id of a publish that replaced another one"""
+NUMBERS = {state: number for number, state in _STATES.items()} | {State.IN_FLIGHT: 10}
+"""numbers of the states for the script ``list``"""
 _PRIORITIES = 9
 """highest priority"""
 _decoder = msgspec.msgpack.Decoder(dict[str, Any])
@@ -73,7 +75,7 @@ def status_of(key: str, task_id: str, reply: list[Any]) -> TaskStatus | None:
     record = record_of(packed)
     if record is None:
         return None
-    history, reason = _cold(cold)
+    history, reason = cold_of(cold)
     last = history[-1] if history else None
     held_by, waits_for, total = blocked or ((), (), 0)
     state = State.IN_FLIGHT if in_flight else record.state
@@ -98,9 +100,9 @@ def dead_letter_of(key: str, reply: list[Any]) -> DeadLetter:
     """Parse one answer of the script ``dead_letters``."""
     task_id, packed, cold, body = reply[0].decode(), *reply[1:]
     record = record_of(packed)
-    history, reason = _cold(cold)
+    history, reason = cold_of(cold)
     return DeadLetter(
-        task=_task(key, task_id, 5 if record is None else record.priority, body),
+        task=task_in(key, task_id, 5 if record is None else record.priority, body),
         attempt=len(history) if record is None else record.attempt,
         losses=0 if record is None else record.losses,
         reason=reason or "",
@@ -124,17 +126,23 @@ def record_of(packed: bytes | None) -> TaskRecord | None:
         return None
     if len(packed) > _RECORD.size and not separator:
         return None
+    over = _STATES[state] not in _POSITIONS  # other fields are in the place of the ordering key
     return TaskRecord(
         state=_STATES[state],
         attempt=attempt,
         losses=losses,
         priority=priority,
-        tenant=tenant or None,
-        ordering_key=entity or None,
+        tenant=None if over else tenant or None,
+        ordering_key=None if over else entity or None,
         since=int.from_bytes(at, "big"),
         stream=f"{_KINDS[position]}{priority}" if position in _KINDS else None,
         fence=int.from_bytes(fence, "big"),
     )
+
+
+def state_of(number: int) -> State:
+    """Return the state with a number of the script ``list``."""
+    return State.IN_FLIGHT if number == NUMBERS[State.IN_FLIGHT] else _STATES[number]
 
 
 def ledger_of(counters: Mapping[str, str]) -> Ledger:
@@ -189,7 +197,8 @@ def pairs(reply: list[bytes]) -> dict[str, str]:
     }
 
 
-def _task(key: str, task_id: str, priority: int, body: bytes | None) -> Task:
+def task_in(key: str, task_id: str, priority: int, body: bytes | None) -> Task:
+    """Return the task in a body, or a substitute if the body is damaged."""
     try:
         return decode(key, task_id, priority, body or b"")
     except Corrupt:
@@ -208,7 +217,8 @@ def _progress(packed: bytes | None) -> float | str | None:
         return None
 
 
-def _cold(packed: bytes | None) -> tuple[list[Failure], str | None]:
+def cold_of(packed: bytes | None) -> tuple[list[Failure], str | None]:
+    """Parse the history of a task and the reason of its end."""
     if packed is None:
         return [], None
     try:
@@ -221,8 +231,9 @@ def _cold(packed: bytes | None) -> tuple[list[Failure], str | None]:
             attempt=attempt,
             at=at / 1_000_000,
             error=error,
-            traceback=traceback[0] if traceback else None,
+            traceback=(more[0] or None) if more else None,
+            worker=more[1] if len(more) > 1 else None,
         )
-        for attempt, at, error, *traceback in failures
+        for attempt, at, error, *more in failures
     ]
     return history, cold.get("r")

@@ -87,6 +87,36 @@ local function check_unique(q)
   end
 end
 
+-- Checks the tags of a task that is live or a dead letter, in a queue with tags: its body has them, too.
+local function check_tags(q, id, r)
+  if tags.of(q, id) then return end
+  local body = (r.place == FRESH or r.place == AGAIN) and body_at(stream_with(q, r), text(r.fence))
+    or call('HGET', q.name .. '/b', id)
+  local some, texts = body and header_of(body).tags, {}
+  bytes = bytes + #(body or '')
+  for i = 1, type(some) == 'table' and #some or 0 do texts[i] = type(some[i]) == 'string' and some[i] or nil end
+  if #texts == 0 then return end
+  tags.put(q, id, texts, r.seq) -- the time of the publish is lost
+  note_damage(q, id)
+end
+
+-- Checks some tags. Those of tasks without records are deleted.
+local function check_tagged(q)
+  local some = call('HRANDFIELD', q.name .. '/I', 20)
+  for i = 1, #some do
+    if not call('HGET', q.name .. '/t', some[i]) then tags.drop(q, some[i]) end
+  end
+  some = call('ZRANDMEMBER', q.name .. '/i', 20)
+  for i = 1, #some do
+    local own, seq, id = string.match(some[i], '^([^%z]+)%z(%d+)%z(.+)$')
+    local at, own_tags = tags.of(q, id or '')
+    if not at or at ~= seq or not string.find(own_tags .. '\0', '\0' .. own .. '\0', 1, true) then
+      call('ZREM', q.name .. '/i', some[i])
+      note_damage(q, id or '/')
+    end
+  end
+end
+
 -- Looks at the parents of a blocked task again, because what it knew about them is lost.
 local function begin_again(q, id, r)
   note_damage(q, id)
@@ -104,7 +134,7 @@ end
 local function check_record(q, id, packed)
   local r = read_record(packed)
   if r and is_over(r) then
-    if r.at + q.window + 600000000 < now and not call('ZSCORE', q.name .. '/k', id) then -- lost from the list of ends
+    if r.at + math.max(q.window, q.keeps and setting(q, 'keep_ended', 0) or 0) + 600000000 < now and not call('ZSCORE', q.name .. '/k', id) then -- lost from the list of ends
       call('HDEL', q.name .. '/t', id)
       forget_rest(q, id)
       disclaim(q, id)
@@ -123,6 +153,7 @@ local function check_record(q, id, packed)
   if s and waiting().list_held(q, id, s) then note_damage(q, id) end
   if s then waiting().ask_again(q, id, s) elseif r and r.state == BLOCKED then begin_again(q, id, r) end
   if r and q.keyed then check_key(q, id, r) end
+  if r and q.tagged then check_tags(q, id, r) end
   if not r or r.entity == '' or not is_live(r) then return end
   if r.place == HELD then
     -- Without a holder, the task is released by `check_keys`.
@@ -200,6 +231,8 @@ local function check_some(q)
   local before = noted_damages
   q.keyed = call('HGET', q.name, 'unique')
   if q.keyed then check_unique(q) end
+  q.tagged = call('HGET', q.name, 'tagged')
+  if q.tagged then check_tagged(q) end
   while at <= #records and bytes < BYTES do
     check_record(q, records[at], records[at + 1])
     at = at + 2

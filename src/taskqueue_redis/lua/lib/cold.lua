@@ -1,6 +1,8 @@
 -- Fields that few tasks have: history (h), retry tokens (k), the reason (r) and the deadline (d) of a dead letter, and
 -- the time that a reschedule gave the task, after the sequence of the entry that it is for (t). They are packed in one
 -- value per task.
+-- The lists of ended tasks, the oldest first, by the numbers of their states: done, expired, cancelled, discarded, replaced.
+local LISTS = {[3] = '/l', [5] = '/l:expired', [6] = '/l:cancelled', [7] = '/l:discarded', [8] = '/l:replaced'}
 local HISTORY = 20
 local TRACEBACKS = 3 -- number of the last failures that keep their tracebacks
 local TOKENS = 100 -- number of retry tokens that a task keeps: those of its last retries
@@ -25,9 +27,41 @@ local function keep_token(cold, token, attempt)
   cold.k[token] = attempt
 end
 
-local function fail(cold, attempt, error, traceback)
+local function fail(cold, attempt, error, traceback, worker)
   if #cold.h >= HISTORY then table.remove(cold.h, 1) end
-  cold.h[#cold.h + 1] = {attempt, now, error, traceback ~= '' and traceback or nil}
+  if traceback == '' then traceback = nil end
+  if worker == '' then worker = nil end
+  cold.h[#cold.h + 1] = {attempt, now, error, traceback or worker and false, worker}
   local older = cold.h[#cold.h - TRACEBACKS]
-  if older then older[4] = nil end
+  if older then older[4] = older[5] and false end
+end
+
+-- Tags. `/I` has per task id the sequence number of its publish, in 17 digits, and its tags, separated by NUL. `/i` is the
+-- index: a sorted set with equal scores whose members are a tag, that number and the id, separated by NUL. It has the
+-- tags that the setting `index` named at the publish, by the part before their first colon.
+
+local tags = {}
+
+-- Returns the number and the tags of a task, with a NUL before each tag; nothing if there are none.
+function tags.of(q, id)
+  local packed = call('HGET', q.name .. '/I', id)
+  return string.match(packed or '', '^(%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d)(%z.*)$')
+end
+
+function tags.drop(q, id)
+  local seq, some = tags.of(q, id)
+  for tag in string.gmatch(some or '', '%z([^%z]+)') do call('ZREM', q.name .. '/i', tag .. '\0' .. seq .. '\0' .. id) end
+  call('HDEL', q.name .. '/I', id)
+end
+
+-- Notes the tags of a task that is published now, or at another time.
+function tags.put(q, id, some, at)
+  local seq, index = string.format('%017d', at or q.last), call('HGET', q.name, 'index') or ''
+  call('HSET', q.name .. '/I', id, seq .. '\0' .. table.concat(some, '\0'))
+  for i = 1, #some do
+    if string.find(index, '\0' .. string.match(some[i], '^[^:]*') .. '\0', 1, true) then
+      call('ZADD', q.name .. '/i', 0, some[i] .. '\0' .. seq .. '\0' .. id)
+    end
+  end
+  call('HSET', q.name, 'tagged', 1)
 end

@@ -1,9 +1,24 @@
--- Ends of tasks. The record of an ended task is kept for the queue's deduplication window, and longer if its result is.
+-- Ends of tasks. The record of an ended task is kept for the queue's deduplication window, and longer if its result is, or
+-- if the queue has `keep_ended`.
 
-local function remember(q, id, at)
-  if call('RPUSH', q.name .. '/l', text(at) .. ':' .. id) == 1 then
-    call('ZADD', PARTITION .. ':forget', text(at + q.window), q.key)
+local function remember(q, id, state)
+  if call('RPUSH', q.name .. LISTS[state], text(now) .. ':' .. id) == 1 then
+    call('ZADD', PARTITION .. ':forget', 'LT', text(now + q.window), q.key)
   end
+end
+
+-- Returns what follows the numbers in the record of a task that ended: its tenant, and if the queue keeps ended tasks,
+-- the time of the last delivery and the worker.
+local function tail_of(q, tenant, since, worker)
+  local kept = q.keeps and worker and text(since or 0) .. '/' .. worker or ''
+  return tenant == '' and kept == '' and '' or '\0\0\0' .. tenant .. '/' .. kept
+end
+
+-- The same for a delivery that is acknowledged. `packed`: the record before.
+local function acked_tail(q, packed, name, fence, worker)
+  local tenant, _, idle = #packed > RECORD_SIZE and string.match(packed, '^[^/]*', RECORD_SIZE + 4) or '', nil, nil
+  if q.keeps then _, idle = holder(name, fence) end
+  return tail_of(q, tenant, idle and now - idle * 1000, worker)
 end
 
 -- Releases the ordering key of a task that has ended or become a dead letter, and makes the next task with the key
@@ -72,20 +87,22 @@ local function note_change(q, r, id, state, result)
 end
 
 -- Ends a task whose entry was already removed from where it was stored.
-local function finish(q, r, id, state, counter)
+local function finish(q, r, id, state, counter, worker, since)
   if r.flags > 0 then note_change(q, r, id, state) end
   r.state, r.place, r.fence, r.at = state, NOWHERE, 0, now
   add(q, counter, 1)
   if call('ZREM', q.name .. '/e', id) == 1 then index(q, '/e', ':deadlines') end
-  remember(q, id, now)
+  remember(q, id, state)
   release(q, r, id)
-  r.tenant, r.entity, r.batch, r.flags = '', '', '', 0
+  r.entity, r.batch, r.flags = '', '', 0
+  if q.keeps and worker then r.entity, r.batch = text(since), worker end
 end
 
 -- Deletes what is stored in addition to the record of an ended task.
 local function forget_rest(q, id)
   call('HDEL', q.name .. '/x', id)
   call('HDEL', q.name .. '/p', id)
+  tags.drop(q, id)
   if call('HDEL', q.name .. '/o', id) == 1 then
     call('ZREM', q.name .. '/k', id)
     index(q, '/k', ':results')
@@ -110,9 +127,10 @@ end
 -- Ends a live task, whatever its state. If it is in flight, its consumer is notified.
 local function end_live(q, id, r, state, counter, reason)
   local fence = text(r.fence)
-  local _, owner = withdraw(q, r, id, true)
+  local _, owner, since = withdraw(q, r, id, true)
   if owner then revoke(owner, q, fence) end
-  finish(q, r, id, state, counter)
+  local worker = worker_of(q, owner)
+  finish(q, r, id, state, counter, worker, since)
   put_down(q, id, r)
-  note(q, counter, id, r, counter, worker_of(q, owner), nil, reason)
+  note(q, counter, id, r, counter, worker, nil, reason)
 end

@@ -83,8 +83,9 @@ local function noting()
 
   -- `due_at`: the time at which a scheduled task becomes available.
   function notes.note(q, event, id, r, state, worker, err, reason, due_at)
-    noted_with(id, q, event, state, worker or '', reason or '', r.attempt, r.losses, r.priority, r.tenant or '',
-      r.entity or '', due_at or '', err and string.gsub(err, '%z', ' ') or '')
+    local over = r.place == NOWHERE -- other fields are in the place of the ordering key
+    noted_with(id, q, event, state, worker or '', reason or '', r.attempt, r.losses, r.priority, not over and r.tenant or '',
+      not over and r.entity or '', due_at or '', err and string.gsub(err, '%z', ' ') or '')
   end
 
   -- Records deliveries. `given`: in the format that `receive` returns.
@@ -103,6 +104,6 @@ local function note(q, ...)
   if q.journal then noting().note(q, ...) end
 end
 
-local function worker_of(q, token)
-  if q.journal and token then return call('HGET', PARTITION .. ':c:' .. token, 'worker') or '' end
+local function worker_of(q, token, always)
+  if token and (q.journal or q.keeps or always) then return call('HGET', PARTITION .. ':c:' .. token, 'worker') or '' end
 end

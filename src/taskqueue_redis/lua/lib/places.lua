@@ -59,9 +59,9 @@ local function revoke(token, q, fence)
 end
 
 -- Removes a live entry from where it is stored. Returns its body, unless the caller does not need it, and the token of
--- its owner if it was in flight.
+-- its owner and the time of the delivery if it was in flight.
 local function withdraw(q, r, id, unread)
-  local body, owner
+  local body, owner, idle
   if r.state == SCHEDULED then
     call('ZREM', q.name .. '/d', due_member(r, id))
     index(q, '/d', ':due')
@@ -83,7 +83,8 @@ local function withdraw(q, r, id, unread)
     add(q, 'back', -1)
   else
     local name, fence = stream_with(q, r), text(r.fence)
-    body, owner = not unread and body_at(name, fence), holder(name, fence)
+    body = not unread and body_at(name, fence)
+    owner, idle = holder(name, fence)
     drop_entry(q, name, fence)
     call('HDEL', q.name .. '/a', fence)
     if owner then
@@ -96,7 +97,7 @@ local function withdraw(q, r, id, unread)
   end
   if not owner then leave_fresh(q, r) end
   r.place, r.fence = NOWHERE, 0
-  return body, owner
+  return body, owner, idle and now - idle * 1000
 end
 
 -- Counts the entries of a queue again, and corrects its counters if another program has changed the data. Missing

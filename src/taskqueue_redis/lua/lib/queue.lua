@@ -32,7 +32,7 @@ local function queue(key)
       waiting = waiting, back = back, in_flight = in_flight, published = published, delivered = delivered, done = done,
       last = last, -- the highest sequence number so far; it is close to the time in microseconds
       due = due, -- when the next scheduled task becomes available
-      window = window, extras = extras == 1, journal = journal == 1, replicas = confirming,
+      window = window, extras = extras % 2 == 1, keeps = extras >= 2, journal = journal == 1, replicas = confirming,
       fresh = fresh, -- number of tasks that were never delivered
       limited = kind % 2 == 1, -- see `flow.lua`
       sorted = kind % 4 >= 2, -- see `lanes.lua`
@@ -46,7 +46,7 @@ local function queue(key)
     q = {
       key = key, name = name, known = false, before = 0, flying = 0, unclaimed = 0, ring = false, looked = 0, lanes = '',
       waiting = 0, back = 0, in_flight = 0, published = 0, delivered = 0, done = 0,
-      last = 0, due = math.huge, window = 300000000, extras = false, journal = false, replicas = 0,
+      last = 0, due = math.huge, window = 300000000, extras = false, keeps = false, journal = false, replicas = 0,
       fresh = 0, limited = false, sorted = false, laned = 0, held = 0, timed = false, bound = false,
     }
   end
@@ -80,7 +80,7 @@ local function save_all()
     local kind = (q.limited and 1 or 0) + (q.sorted and 2 or 0) + (q.timed and 4 or 0) + (q.bound and 8 or 0)
       + 16 * #q.lanes
     local packed = pack(NUMBERS, q.waiting, q.back, q.in_flight, q.published, q.delivered, q.done, q.last, q.due, q.window,
-      q.extras and 1 or 0, q.journal and 1 or 0, q.replicas, q.fresh, kind, q.laned, q.held) .. q.lanes
+      (q.extras and 1 or 0) + (q.keeps and 2 or 0), q.journal and 1 or 0, q.replicas, q.fresh, kind, q.laned, q.held) .. q.lanes
     if packed ~= q.known then
       if not q.known then
         call('SADD', PARTITION .. ':queues', key)

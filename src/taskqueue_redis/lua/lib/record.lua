@@ -1,6 +1,9 @@
 -- Reading and writing records of tasks. If a task has a tenant, an ordering key, marks (see `tenants.lua`) or flags, the
 -- numbers of its record are followed by two bytes of marks, one of flags, the tenant, the ordering key and the batch.
 
+-- The record of a task that has ended keeps its tenant. In a queue with `keep_ended`, the time of its last delivery is in
+-- the place of the ordering key, and the name of its last worker in the place of the batch.
+
 -- Flags: other tasks wait for this one; it has a key of its own, see `after.lua`; it is a member of a batch.
 local CHILDREN, KEPT, MEMBER = 1, 2, 4
 local UNKNOWN_PARENT, ALIVE = 0, 1 -- what is reported to children in place of a state: there is no such task; it is live again

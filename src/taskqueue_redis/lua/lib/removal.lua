@@ -33,8 +33,10 @@ end
 
 -- Deletes the keys of a queue without tasks. If it has settings, these and its counters are kept, except with `all`.
 local function remove(q, all)
-  local names, fields = {}, {'large', 'idle', 'purging', 'purged', 'check', 'unique'}
-  for _, set in ipairs({'b', 'd', 'e', 'dead', 'blocked', 'blocked_on_dead', 'x', 'p', 'o', 'k', 'l', 'a', 'm', 'v', 'T', 'u', 'h', 'J', 'K', 'U'}) do
+  local names, fields = {}, {'large', 'idle', 'purging', 'purged', 'check', 'unique', 'tagged', 'dropped3', 'dropped5',
+    'dropped6', 'dropped7', 'dropped8'}
+  for _, set in ipairs({'b', 'd', 'e', 'dead', 'blocked', 'blocked_on_dead', 'x', 'p', 'o', 'k', 'a', 'm', 'v', 'T', 'u', 'h', 'J', 'K', 'U', 'i', 'I',
+    'l', 'l:expired', 'l:cancelled', 'l:discarded', 'l:replaced'}) do
     names[#names + 1] = q.name .. '/' .. set
   end
   for priority = 0, 9 do

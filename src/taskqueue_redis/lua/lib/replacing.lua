@@ -80,11 +80,13 @@ local function replace(q, held, r, id, packed, rare, about, body)
   put_down(q, held, r)
   if former ~= '' and (state == 'scheduled' or former ~= entity) then release(q, {entity = former}, held) end
   claim(q, held, u, first)
+  tags.drop(q, held)
+  if rare.t then tags.put(q, held, rare.t) end
   note(q, 'replaced', held, r, state, nil, nil, nil, state ~= 'waiting' and not_before)
   local past = new_record(r.priority, sub(about, 1, 8), '', held)
   past.state = REPLACED
   put_down(q, id, past)
-  remember(q, id, now)
+  remember(q, id, REPLACED)
 end
 
 -- Looks for tasks that hold the unique key of a task. Returns 0 if there are none; otherwise the answer to its publish,

@@ -26,7 +26,7 @@ local function hand_back(q, id, r, name, fence, body, lost, verb, worker)
   if lost then
     r.losses = r.losses + 1
     local cold = read_cold(q, id)
-    fail(cold, r.attempt, 'lost with its consumer')
+    fail(cold, r.attempt, 'lost with its consumer', nil, worker)
     q.max_losses = q.max_losses or setting(q, 'max_losses', 5)
     dead = r.losses > q.max_losses
     if dead then
@@ -52,7 +52,7 @@ local function take_back(token, lost, budget)
   for i = 1, #lanes do
     local kind, priority, key = sub(lanes[i], 1, 1), sub(lanes[i], 2, 2), sub(lanes[i], 3)
     local q = queue(key)
-    worker = worker or worker_of(q, token)
+    worker = worker or worker_of(q, token, true)
     local name = stream_of(q, kind, priority)
     local pending = of_group('XPENDING', name, 'g', '-', '+', budget, token) or {}
     for j = 1, #pending do

@@ -34,7 +34,7 @@ local function end_hung(budget)
       local r = fields and owner and record_of_entry(q, fields[1], fence)
       if r then
         call('HDEL', q.name .. '/a', fence)
-        hand_back(q, fields[1], r, name, fence, fields[2], true, nil, worker_of(q, owner))
+        hand_back(q, fields[1], r, name, fence, fields[2], true, nil, worker_of(q, owner, true))
         revoke(owner, q, fence)
         ended, bytes = ended + 1, bytes + #fields[2]
       end

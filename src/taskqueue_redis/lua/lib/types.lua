@@ -32,10 +32,10 @@ end
 
 -- Checks the keys of a queue: some of those that exist per tenant and ordering key. Returns whether one was put aside.
 local function check_queue_types(name, some)
-  local found = check_types(name, 'hash', {'', '/t', '/b', '/x', '/p', '/o', '/a', '/T', '/W', '/h', '/K'})
+  local found = check_types(name, 'hash', {'', '/t', '/b', '/x', '/p', '/o', '/a', '/T', '/W', '/h', '/K', '/I'})
   found = check_types(name, 'string', {'/n', '/f'}) or found
-  found = check_types(name, 'zset', {'/e', '/k', '/d', '/dead', '/blocked', '/blocked_on_dead', '/m', '/u', '/v', '/J', '/U'}) or found
-  found = check_types(name, 'list', {'/l'}) or found
+  found = check_types(name, 'zset', {'/e', '/k', '/d', '/dead', '/blocked', '/blocked_on_dead', '/m', '/u', '/v', '/J', '/U', '/i'}) or found
+  found = check_types(name, 'list', {'/l', '/l:expired', '/l:cancelled', '/l:discarded', '/l:replaced'}) or found
   local blocked = call('ZRANDMEMBER', name .. '/blocked', math.max(1, math.min(some, left)))
   left = left - #blocked
   found = check_types(name .. '/w:', 'hash', blocked) or found

@@ -17,7 +17,7 @@ end
 -- Returns the rare fields of a published task; nothing if it has none. `u`: its unique key, with the fields `k` (the
 -- key), `s` (true if it is given back at the first delivery), `p` (the period), `c` (keep, replace or refuse), `d` and
 -- `m` (seconds and maximum of a debounce), and with `replace` `x` (the checksum of the body without the id). Times are
--- in microseconds. `a`: the number of tasks that it waits for, which its header names; `b`: its batch.
+-- in microseconds. `a`: the number of tasks that it waits for, which its header names; `b`: its batch; `t`: its tags.
 local function rare_of(about)
   local at = string.find(about, '\n', 10, true)
   return at and cjson.decode(sub(about, at + 1))
@@ -90,6 +90,7 @@ local function publish_unusual(q, id, digest, priority, body, about)
   if rare then
     put_down(q, id, r)
     if rare.u then claim(q, id, rare.u, now) end
+    if rare.t then tags.put(q, id, rare.t) end
   end
   return write_record(r), waits ~= nil and (waits.looked or 0) >= PARENTS
 end

@@ -1,0 +1,311 @@
+--@ base queue states record counts streams flow tenants lanes cold kin damage places
+-- Lists tasks of a queue that are in one state, or have a tag.
+-- ARGV: key, state or "tag", position after which the page begins ("" for the first page), maximum number of tasks, maximum
+-- number of records to look at, "1" for the reverse order, and what the tasks must have ("" for anything): tenant, tag, number
+-- of the state (10 for in flight), worker; then, for tasks in flight of a worker, the tokens of its consumers.
+-- Returns the tasks, see `look`; the position after which the next page begins ("" after the last page); and how many
+-- records were looked at.
+-- A position is the name of a section and what its pages begin after. Sections, in the order of their tasks: of waiting
+-- tasks, `zN`, `rN` and `sN` per priority, and `J`; of those in flight a priority; of others the state.
+local q, kind, position, want, budget = queue(ARGV[3]), ARGV[4], ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7])
+local newest, tenant, wanted, state, worker = ARGV[8] == '1', ARGV[9], ARGV[10], tonumber(ARGV[11]), ARGV[12]
+local IN_FLIGHT, ERROR = 10, 800 -- ERROR: maximum number of bytes of an error
+local answers, looked, last = {}, 0, ''
+local colds, tagged = call('EXISTS', q.name .. '/x') == 1, call('EXISTS', q.name .. '/I') == 1
+local filtered = tenant ~= '' or worker ~= '' or state
+local at_once = call('HGET', q.name, 'large') and 4 or 500
+local workers = {}
+
+local function worker_of(token)
+  workers[token] = workers[token] or call('HGET', PARTITION .. ':c:' .. token, 'worker') or ''
+  return workers[token]
+end
+
+-- Adds a task to the answer if it has what is asked for: {id, number of its state, attempt, losses, priority, tenant,
+-- ordering key, time of the last change, due time, worker, reason of a dead letter, last error, its tags with a NUL before
+-- each}. `r`: its record; nothing if the task is elsewhere.
+local function look(id, r, due, token)
+  looked = looked + 1
+  if not r then return end
+  local who, is, entity = token and worker_of(token) or '', token and IN_FLIGHT or r.state, r.entity
+  if is_over(r) then who, entity = r.batch, '' end
+  if tenant ~= '' and r.tenant ~= tenant or worker ~= '' and who ~= worker or state and is ~= state then return end
+  local cold = colds and call('HGET', q.name .. '/x', id) and read_cold(q, id) or nil
+  local failure, _, own = cold and cold.h[#cold.h] or {}, nil, nil
+  if tagged then _, own = tags.of(q, id) end
+  local error = type(failure[3]) == 'string' and sub(failure[3], 1, ERROR) or ''
+  answers[#answers + 1] = {id, is, r.attempt, r.losses, r.priority, r.tenant, entity, text(r.at), due or '', who,
+    cold and cold.r or '', error, own or ''}
+end
+
+local function is_full() return #answers >= want or looked >= budget or looked > 0 and bytes >= BYTES end
+
+-- Returns whether a member comes before another one; Lua compares texts by the locale.
+local function precedes(one, other)
+  for i = 1, math.min(#one, #other) do
+    local a, b = string.byte(one, i), string.byte(other, i)
+    if a ~= b then return a < b end
+  end
+  return #one < #other
+end
+
+-- Returns how many members of a sorted set come before a member, which may have left, and whether it is still there.
+local function rank_of(name, score, member)
+  if tonumber(call('ZSCORE', name, member)) == tonumber(score) then return call('ZRANK', name, member), true end
+  local low, high = call('ZCOUNT', name, '-inf', '(' .. score), call('ZCOUNT', name, '-inf', score)
+  while low < high do
+    local middle = floor((low + high) / 2)
+    if precedes(call('ZRANGE', name, middle, middle)[1], member) then low = middle + 1 else high = middle end
+  end
+  return low, false
+end
+
+-- Returns the record of the task of a member; a record that is missing or damaged is built, but not stored.
+local function record_in(id, packed, is, place, priority, seq)
+  local r = read_record(packed)
+  if r then return r.state == is and r.place == place and r or nil end
+  local body = call('HGET', q.name .. '/b', id)
+  return body and built(q, id, is, place, priority or 5, seq, body)
+end
+
+-- Returns up to `n` entries in flight of a range, of one consumer or of all.
+local function flying(name, first, last_one, n, token)
+  return of_group('XPENDING', name, 'g', first, last_one, n, unpack({token})) or {}
+end
+
+-- Each of the following functions returns up to `n` items of a section that come after `from`, or before it with `newest`:
+-- {position, id, record, due time, token, number of bytes}; and whether these are all.
+
+local function of_set(set, is, place, priority)
+  local name = q.name .. set
+  return function(from, n)
+    local first, score, member = 0, string.match(from or '', '^(%-?[%d.e+]+):(.*)$')
+    if newest then
+      local upto = score and rank_of(name, score, member) or call('ZCARD', name)
+      first = math.max(0, upto - n)
+      n = upto - first
+    elseif score then
+      local rank, there = rank_of(name, score, member)
+      first = there and rank + 1 or rank
+    end
+    local members = n > 0 and call('ZRANGE', name, first, first + n - 1, 'WITHSCORES') or {}
+    local ids, items = {}, {}
+    for i = 1, #members, 2 do ids[#ids + 1] = set == '/d' and sub(members[i], 18) or members[i] end
+    local records = #ids > 0 and call('HMGET', q.name .. '/t', unpack(ids))
+    for i = 1, #ids do
+      local j = newest and #ids + 1 - i or i
+      local own, at = members[2 * j - 1], members[2 * j]
+      items[i] = {at .. ':' .. own, ids[j], record_in(ids[j], records[j], is, place, priority,
+        set == '/d' and sub(own, 1, 17) or at), set == '/d' and at}
+    end
+    return items, newest and first == 0 or not newest and #ids < n
+  end
+end
+
+-- Returns an item for an entry of a stream. `id` and `body` are fields of the entry.
+local function item_of(fence, fields, place, priority, token)
+  local id, packed = fields[1], call('HGET', q.name .. '/t', fields[1])
+  local r = read_record(packed)
+  if r and (r.state ~= WAITING or r.place ~= place or text(r.fence) ~= fence) then
+    r = nil -- a second entry of a task that is elsewhere
+  elseif not r and (packed or #fields[2] > 7 and string.byte(fields[2]) < 4) then
+    r = built(q, id, WAITING, place, priority, fence, unpack(fields, 2, 4))
+  end
+  return {fence, id, r, false, token, #fields[2]}
+end
+
+local function of_stream(stream, priority)
+  local name, place = stream_of(q, stream, priority), stream == 's' and FRESH or AGAIN
+  return function(from, n)
+    local first = q.sorted and '-' or last_delivered(name) -- in sorted lanes, entries before it may be waiting
+    local entries
+    if newest then
+      entries = call('XREVRANGE', name, from and '(' .. from .. '-0' or '+', first, 'COUNT', n)
+    else
+      local passed = tonumber(string.match(first, '%d+'))
+      if from and tonumber(from) > (passed or 0) then first = '(' .. from .. '-0' end
+      entries = call('XRANGE', name, first, '+', 'COUNT', n)
+    end
+    local held, items = {}, {}
+    if q.sorted and #entries > 0 then
+      local one, other = entries[1][1], entries[#entries][1]
+      local pending = flying(name, newest and other or one, newest and one or other, #entries)
+      for i = 1, #pending do held[pending[i][1]] = true end
+    end
+    for i = 1, #entries do
+      local fence = sub(entries[i][1], 1, -3)
+      items[i] = held[entries[i][1]] and {fence} or item_of(fence, entries[i][2], place, priority)
+    end
+    return items, #entries < n
+  end
+end
+
+-- Returns some entries in flight before a sequence number, up to `n`, the last ones, and whether these are all. There is no
+-- command for this, so the range is widened or halved until it has a quarter of them or more, but not too many.
+local function flying_before(name, upto, n, token)
+  local summary = of_group('XPENDING', name, 'g')
+  if not summary or tonumber(summary[1]) == 0 then return {}, true end
+  local lowest, highest = tonumber(sub(summary[2], 1, -3)), tonumber(sub(summary[3], 1, -3))
+  if upto then highest = math.min(highest, tonumber(upto) - 1) end
+  local few, width, crowded = -1, 1000000, nil
+  for _ = 1, highest >= lowest and 60 or 0 do
+    local from = math.max(lowest, highest - width)
+    local some = flying(name, text(from), text(highest), n + 1, token)
+    if #some > n then
+      crowded = width
+    elseif 4 * #some >= n or from == lowest then
+      return some, from == lowest
+    else
+      few = width
+    end
+    width = crowded and floor((few + crowded) / 2) or width * 8
+  end
+  return {}, true
+end
+
+local function of_flight(priority)
+  return function(from, n)
+    local tokens = {}
+    for i = 13, #ARGV do tokens[#tokens + 1] = ARGV[i] end
+    if worker ~= '' and #tokens == 0 then return {}, true end
+    local each = math.min(n, math.max(1, floor(1000 / math.max(1, #tokens))))
+    local entries, limit, all = {}, nil, true -- `limit`: beyond it there may be others that were not read
+    for _, stream in ipairs({'s', 'r'}) do
+      local name = stream_of(q, stream, priority)
+      for i = 1, math.max(1, #tokens) do
+        local some, complete
+        if newest then
+          some, complete = flying_before(name, from, each, tokens[i])
+        else
+          some = flying(name, from and '(' .. from .. '-0' or '-', '+', each, tokens[i])
+          complete = #some < each
+        end
+        for j = 1, #some do
+          some[j] = {tonumber(sub(some[j][1], 1, -3)), stream, some[j][2]}
+          entries[#entries + 1] = some[j]
+        end
+        if not complete then
+          local edge = some[newest and 1 or #some][1]
+          limit = not limit and edge or newest and math.max(limit, edge) or not newest and math.min(limit, edge)
+          all = false
+        end
+      end
+    end
+    table.sort(entries, function(one, other)
+      if newest then return one[1] > other[1] end
+      return one[1] < other[1]
+    end)
+    local items = {}
+    for i = 1, #entries do
+      local fence, stream, token = unpack(entries[i])
+      if limit and (newest and fence < limit or not newest and fence > limit) then break end
+      if #items == n then return items, false end
+      local fields = fields_at(stream_of(q, stream, priority), text(fence))
+      items[#items + 1] = fields and item_of(text(fence), fields, stream == 's' and FRESH or AGAIN, priority, token) or {text(fence)}
+    end
+    return items, all
+  end
+end
+
+local function of_ends(is)
+  local list = q.name .. LISTS[is]
+  return function(from, n)
+    local dropped, first, upto = tonumber(call('HGET', q.name, 'dropped' .. is)) or 0, 0, call('LLEN', list) - 1
+    local position_in = tonumber(from)
+    if newest then
+      upto = math.min(upto, position_in and position_in - dropped - 1 or upto)
+      first = math.max(0, upto - n + 1)
+    else
+      first = math.max(0, position_in and position_in - dropped + 1 or 0)
+      upto = first + n - 1
+    end
+    local found = upto >= first and call('LRANGE', list, first, math.min(upto, first + budget - 1)) or {}
+    local ids, items = {}, {}
+    for i = 1, #found do ids[i] = string.match(found[i], ':(.*)$') or '' end
+    local records = #ids > 0 and call('HMGET', q.name .. '/t', unpack(ids))
+    for i = 1, #ids do
+      local j = newest and #ids + 1 - i or i
+      local r = read_record(records[j])
+      if not r or r.state ~= is or text(r.at) .. ':' .. ids[j] ~= found[j] then r = nil end -- the id was used again
+      items[i] = {text(dropped + first + j - 1), ids[j], r}
+    end
+    return items, newest and first == 0 or not newest and #ids < n
+  end
+end
+
+local function of_tag(from, n)
+  local name, low, high = q.name .. '/i', '[' .. wanted .. '\0', '(' .. wanted .. '\1'
+  local members
+  if newest then
+    members = call('ZRANGE', name, from and '(' .. wanted .. '\0' .. from or high, low, 'BYLEX', 'REV', 'LIMIT', 0, n)
+  else
+    members = call('ZRANGE', name, from and '(' .. wanted .. '\0' .. from or low, high, 'BYLEX', 'LIMIT', 0, n)
+  end
+  local items = {}
+  for i = 1, #members do
+    local own = sub(members[i], #wanted + 2)
+    local seq, id = string.match(own, '^(%d+)%z(.+)$')
+    local r = id and tags.of(q, id) == seq and read_record(call('HGET', q.name .. '/t', id)) or nil
+    local on_stream = r and r.state == WAITING and (r.place == FRESH or r.place == AGAIN)
+    items[i] = {own, id, r, r and r.state == SCHEDULED and call('ZSCORE', q.name .. '/d', due_member(r, id)),
+      on_stream and holder(stream_with(q, r), text(r.fence)) or nil}
+  end
+  return items, #members < n
+end
+
+local names, pages = {}, {}
+local function section(name, page)
+  names[#names + 1], pages[name] = name, page
+end
+
+-- Returns the place of a section among others, which may not have it any more.
+local function place_in_order(name)
+  local stream, priority = string.match(name, '^(%a?)(%d?)$')
+  return (not priority or priority == '') and 100 or 3 * (9 - priority) + (string.find('zrs', stream, 1, true) or 0)
+end
+
+if kind == 'waiting' then
+  for priority = 9, 0, -1 do
+    if string.find(q.lanes, priority, 1, true) then
+      section('z' .. priority, of_set('/z' .. priority, WAITING, PARKED, priority))
+      section('r' .. priority, of_stream('r', priority))
+      section('s' .. priority, of_stream('s', priority))
+    end
+  end
+  section('J', of_set('/J', WAITING, HELD))
+elseif kind == 'in_flight' then
+  for priority = 9, 0, -1 do
+    if string.find(q.lanes, priority, 1, true) then section(text(priority), of_flight(priority)) end
+  end
+elseif kind == 'tag' then
+  section('tag', of_tag)
+else
+  local sets = {scheduled = {'/d', SCHEDULED, PARKED}, blocked = {'/blocked', BLOCKED, PARKED}, dead = {'/dead', DEAD, PARKED}}
+  local ends = {done = DONE, expired = EXPIRED, cancelled = CANCELLED, discarded = DISCARDED}
+  section(kind, sets[kind] and of_set(unpack(sets[kind])) or of_ends(ends[kind]))
+end
+
+-- Returns the position of the next page.
+local function walk()
+  local name, start = string.match(position, '^(%S+) (.*)$')
+  local step, place = newest and -1 or 1, name and place_in_order(name)
+  for i = newest and #names or 1, newest and 1 or #names, step do
+    local own = place and place_in_order(names[i])
+    local from, all = own == place and start or nil, place and (own - place) * step < 0 -- true if it was read before
+    while not all and looked <= budget do
+      local items
+      local n = is_full() and 1 or math.min(at_once, filtered and budget - looked or want - #answers + 1)
+      items, all = pages[names[i]](from, n)
+      for j = 1, #items do
+        if is_full() then return last end
+        local own, id, r, due, token, size = unpack(items[j], 1, 6)
+        look(id, r, due, token)
+        from, last, bytes = own, names[i] .. ' ' .. own, bytes + (size or 0)
+      end
+    end
+  end
+  return ''
+end
+
+local next_position = q.known and walk() or ''
+return {answers, next_position, looked}
