@@ -75,6 +75,7 @@ COMMANDS = {
     "schedule": "Put, show, pause, run and delete schedules, which publish tasks at given times.",
     "workflow": "Show and cancel workflows, whose steps wait for one another.",
     "dlq": "List, inspect, redrive and discard dead letters.",
+    "audit": "Show what operators have done, newest first.",
     "apply": "Write what tasks declare into the store: settings of their queues, and schedules.",
     "tasks": "Show the tasks of a registry or a worker, with their queues and arguments.",
     "token": "Create, list and revoke access tokens of a server.",
@@ -104,6 +105,7 @@ _STORE = {
     "cancel",
     "purge",
     "workers",
+    "audit",
     "apply",
 }
 """commands whose help says which backend they use"""

@@ -11,9 +11,11 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from getpass import getuser
 from importlib.metadata import entry_points
 from itertools import pairwise
 from pathlib import Path
+from socket import gethostname
 from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, cast
 
 import typer
@@ -21,7 +23,8 @@ import typer.core
 
 from taskqueue_cli.output import option
 from taskqueue_core.assembly import open_backend
-from taskqueue_core.backend import Backend
+from taskqueue_core.backend import Backend, Capability
+from taskqueue_core.capabilities import AuditEntry, audit_of, has
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import BackendUnavailable, ConfigurationError
 from taskqueue_core.hooks import Hooks, load_plugins
@@ -187,6 +190,16 @@ def with_backend(server: str | None, act: Callable[[Backend], Awaitable[T]]) -> 
             await backend.aclose()
 
     return asyncio.run(run())
+
+
+async def record_action(
+    backend: Backend, action: str, key: str, *, tasks: int | None = None, details: str = ""
+) -> None:
+    """Add an action of this command to the audit log of the store, unless a server has recorded it."""
+    if has(backend, Capability.AUDIT):
+        actor = f"{getuser()}@{gethostname()}"
+        entry = AuditEntry(actor=actor, action=action, key=key, tasks=tasks, details=details)
+        await audit_of(backend).record(entry)
 
 
 async def _within_outage_limit(backend: Backend, call: Awaitable[T]) -> T:

@@ -10,6 +10,7 @@ from taskqueue_conformance.slots.machine import SlotsMachineSuite
 from taskqueue_conformance.slots.notifications import SlotSignalsSuite
 from taskqueue_conformance.slots.reconcile import SlotReconcileSuite
 from taskqueue_conformance.slots.unused import SlotUnusedSuite
+from taskqueue_conformance.suites.audit import AuditSuite
 from taskqueue_conformance.suites.batches import BatchesSuite
 from taskqueue_conformance.suites.blocked import BlockedSuite
 from taskqueue_conformance.suites.blocked_lines import BlockedLinesSuite
@@ -70,6 +71,7 @@ class BackendSuite(
     ProcessesSuite,
     FaultsSuite,
     CostsSuite,
+    AuditSuite,
     BatchesSuite,
     BlockedSuite,
     BlockedLinesSuite,

@@ -166,6 +166,8 @@ class Capability(StrEnum):
     """lets tasks wait for other tasks, and counts the members of batches"""
     SLOTS = "slots"
     """leases the slots of endpoints to dispatchers"""
+    AUDIT = "audit"
+    """keeps a log of what operators have done"""
     SCHEDULES = "schedules"
     """keeps schedules, and publishes the task of each instant exactly once"""
 

@@ -18,6 +18,7 @@ from taskqueue_core.authoring.schedule_steps import result_of
 from taskqueue_core.authoring.unsupported import field_checks
 from taskqueue_core.backend import Backend, Capabilities, Publisher, Subscription
 from taskqueue_core.capabilities import (
+    Audit,
     Control,
     DeadLettering,
     DeadLetters,
@@ -25,6 +26,7 @@ from taskqueue_core.capabilities import (
     Fire,
     Fired,
     Handover,
+    HasAudit,
     HasControl,
     HasDeadLetters,
     HasDependencies,
@@ -89,6 +91,10 @@ class InstrumentedBackend:
     @property
     def slots(self) -> SlotPool:
         return cast("HasSlots", self.inner).slots
+
+    @property
+    def audit(self) -> Audit:
+        return cast("HasAudit", self.inner).audit
 
     @property
     def schedules(self) -> Schedules:

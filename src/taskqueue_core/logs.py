@@ -18,11 +18,13 @@ from taskqueue_core.limits import escape_controls
 
 FIELDS = frozenset(
     {
+        "action",
         "attempt",
         "code",
         "configurations",
         "connection_id",
         "connections",
+        "details",
         "endpoints",
         "expired",
         "faults",
@@ -47,6 +49,7 @@ FIELDS = frozenset(
         "settings",
         "status",
         "task_id",
+        "tasks",
         "tenant",
         "url",
         "worker_id",

@@ -121,6 +121,16 @@ def _merge(target: object, patch: object) -> object:
     return result
 
 
+def describe_change(before: QueueSettings, after: QueueSettings) -> str:
+    """Return the fields that differ, with their new values as JSON, such as ``paused=true``."""
+    old, new = before.model_dump(mode="json"), after.model_dump(mode="json")
+    return " ".join(
+        f"{name}={msgspec.json.encode(value).decode()}"
+        for name, value in new.items()
+        if value != old[name] and name not in ("version", "owners")
+    )
+
+
 def by_operator(before: QueueSettings, after: QueueSettings) -> QueueSettings:
     """Return ``after``, in which an operator owns each field that differs from ``before``.
 

@@ -13,6 +13,7 @@ from taskqueue_core.clock import Clock, SystemClock
 from taskqueue_core.config import load_settings
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.tasks import Confirmation, Delivery, Health, Task
+from taskqueue_memory.audit import MemoryAudit
 from taskqueue_memory.control import MemoryControl, MemoryDeadLetters
 from taskqueue_memory.dependencies import MemoryDependencies
 from taskqueue_memory.journal import MemoryJournal
@@ -85,6 +86,7 @@ class MemoryBackend:
         self.publisher = MemoryPublisher(self._store)
         self.control = MemoryControl(self._store)
         self.dead_letters = MemoryDeadLetters(self._store)
+        self.audit = MemoryAudit(self._store.clock)
         self.slots = MemorySlots(self._store.clock)
         self.schedules = MemorySchedules(self._store)
         self.dependencies = MemoryDependencies(self._store)

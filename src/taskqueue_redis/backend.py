@@ -13,6 +13,7 @@ from taskqueue_core.config import load_settings
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import Health
+from taskqueue_redis.audit import RedisAudit
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.context import RedisContext
 from taskqueue_redis.control import RedisControl, RedisDeadLetters
@@ -48,6 +49,7 @@ class RedisBackend:
         self.dead_letters = RedisDeadLetters(self._context)
         self.dependencies = RedisDependencies(self._context)
         self.slots = RedisSlots(self._context)
+        self.audit = RedisAudit(self._context)
         self.schedules = RedisSchedules(self._context)
         self.listing = RedisListing(self._context, self.control)
 

@@ -13,6 +13,7 @@ from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import CapabilityMissing, TaskQueueError
 from taskqueue_core.tasks import Health
+from taskqueue_remote.audit import RemoteAudit
 from taskqueue_remote.client import HttpClient
 from taskqueue_remote.control import RemoteControl
 from taskqueue_remote.dead_letters import RemoteDeadLetters
@@ -42,6 +43,7 @@ class RemoteBackend:
                 Capability.FLOOR_SHARE,
                 Capability.FAN_OUT,
                 Capability.UNIQUE,
+                Capability.AUDIT,
                 Capability.SCHEDULES,
                 Capability.AFTER,
             }
@@ -67,6 +69,7 @@ class RemoteBackend:
         self.publisher = RemotePublisher(self._client)
         self.control = RemoteControl(self._client)
         self.dead_letters = RemoteDeadLetters(self._client)
+        self.audit = RemoteAudit(self._client)
         self.schedules = RemoteSchedules(self._client)
         self.workflows = RemoteWorkflows(self._client)
         self.dependencies = RemoteDependencies(self._client)

@@ -57,6 +57,10 @@ class FacadePublisher(Part):
         return await self.inner.schedule_retry(task, at, **options)
 
 
+class FacadeAudit(Part):
+    """An audit log that forwards to the memory backend."""
+
+
 class FacadeSchedules(Part):
     """Schedules that forward to the memory backend."""
 
@@ -128,6 +132,7 @@ class Facade:
     dead_letters_type: type[FacadeDeadLetters] = FacadeDeadLetters
     slots_type: type[FacadeSlots] = FacadeSlots
     schedules_type: type[FacadeSchedules] = FacadeSchedules
+    audit_type: type[FacadeAudit] = FacadeAudit
     dependencies_type: type[FacadeDependencies] = FacadeDependencies
 
     def __init__(self, clock: ManualClock, inner: MemoryBackend | None = None) -> None:
@@ -143,6 +148,7 @@ class Facade:
         self.control = self.control_type(self.inner.control, self)
         self.dead_letters = self.dead_letters_type(self.inner.dead_letters, self)
         self.slots = self.slots_type(self.inner.slots, self)
+        self.audit = self.audit_type(self.inner.audit, self)
         self.schedules = self.schedules_type(self.inner.schedules, self)
         self.dependencies = self.dependencies_type(self.inner.dependencies, self)
 
@@ -179,6 +185,7 @@ _PARTS: dict[str, type[Part | FacadeSubscription]] = {
     "control_type": FacadeControl,
     "dead_letters_type": FacadeDeadLetters,
     "slots_type": FacadeSlots,
+    "audit_type": FacadeAudit,
     "schedules_type": FacadeSchedules,
     "dependencies_type": FacadeDependencies,
 }

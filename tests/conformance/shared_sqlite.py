@@ -42,6 +42,7 @@ CAPABILITIES = Capabilities(
             Capability.CONTROL,
             Capability.FLOW,
             Capability.UNIQUE,
+            Capability.AUDIT,
             Capability.SCHEDULES,
             Capability.AFTER,
         }

@@ -14,6 +14,7 @@ from taskqueue_conformance import BackendSuite
 from taskqueue_conformance.model import machine
 from taskqueue_conformance.model.machine import MachineSuite
 from taskqueue_conformance.suite import SlotsSuite
+from tests.conformance import broken_audit as audit
 from tests.conformance import broken_consumers as consumers
 from tests.conformance import broken_dependencies as dependencies
 from tests.conformance import broken_digest as digests
@@ -76,6 +77,10 @@ CASES: tuple[tuple[Broken, str, str | None], ...] = (
     (stores.PurgesTooMuch, "test_purge_is_exact", "1"),
     (stores.RedriveLoses, "test_redrive", "1"),
     (consumers.RefusesResends, "test_resent_ack", "2"),
+    (audit.ListsOldestFirst, "test_entries", None),
+    (audit.CountsPages, "test_pages_of_entries", None),
+    (audit.LosesDetails, "test_entries", None),
+    (audit.HasNoTime, "test_entries", None),
     (schedules.FiresTwice, "test_fired_once", None),
     (schedules.FiresOldPlans, "test_plan_of_an_old_version", None),
     (schedules.MovesOnWhenRefused, "test_full_queue", "6"),

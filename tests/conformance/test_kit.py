@@ -168,7 +168,7 @@ async def test_missing_overrides() -> None:
     [
         (
             Capabilities(),
-            r"Suite declares atomic_retry; its backend declares after, control, dead_letters,",
+            r"Suite declares atomic_retry; its backend declares after, audit, control,",
         ),
         (
             Capabilities(names=frozenset(Capability), shared=True),

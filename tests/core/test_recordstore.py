@@ -46,6 +46,7 @@ class TestRecordStore(BackendSuite):
                 Capability.CONTROL,
                 Capability.FLOW,
                 Capability.UNIQUE,
+                Capability.AUDIT,
                 Capability.SCHEDULES,
                 Capability.AFTER,
             }

@@ -16,7 +16,7 @@ import pytest
 from pydantic import SecretStr
 
 from taskqueue_core.after import After, TaskRef
-from taskqueue_core.capabilities import Durability, Order
+from taskqueue_core.capabilities import AuditEntry, Durability, Order
 from taskqueue_core.rate_limit import IntervalUnit, RateLimit
 from taskqueue_core.tasks import Task
 from taskqueue_core.uniqueness import UniqueKey
@@ -183,6 +183,7 @@ async def keep_busy(backend: RedisBackend) -> None:
     settings = await backend.control.settings(KEY)
     changed = settings.model_copy(update={"journal": True, "max_inflight": 100})
     await backend.control.configure(KEY, changed)
+    await backend.audit.record(AuditEntry(actor="ops", action="pause", key=KEY))
     first, second = backend.subscribe([KEY], "one"), backend.subscribe([KEY], "one")
     later = time.time() + 3600
     tasks = [Task(key=KEY, id=f"task-{n}", payload=b"{}") for n in range(8)]

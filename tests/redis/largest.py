@@ -11,21 +11,17 @@ from taskqueue_core.after import After, TaskRef
 from taskqueue_core.authoring.waits import PARENTS_OF_COPIES
 from taskqueue_core.capabilities import (
     Endpoint,
-    Fire,
     Order,
-    Outcome,
     QueueSettings,
-    Run,
     Seen,
-    StoredSchedule,
 )
-from taskqueue_core.capabilities.schedules import RECENT
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Delivery, State, Task
 from taskqueue_core.uniqueness import UniqueKey
 from taskqueue_redis import RedisBackend
 from tests.redis.backends import until
 from tests.redis.carrying import carry
+from tests.redis.largest_records import LARGE, audit, schedules
 from tests.redis.meter import SCRIPTS, Meter, size_of
 from tests.redis.script_costs import Cost
 from tests.redis.servers import RedisServer
@@ -34,7 +30,6 @@ __all__ = ["LARGE", "SCRIPTS", "measure", "received", "size_of"]
 
 LONG = "x" * LIMITS.traceback
 """the longest traceback"""
-LARGE = b'"' + b"x" * (LIMITS.payload - 2) + b'"'
 _AT_ONCE = 1000
 _HOUR = 3600.0
 
@@ -315,44 +310,9 @@ async def _slots(backend: RedisBackend) -> None:
     await pool._restore(renewed[:1], _HOUR)
 
 
-def _made_up(stored: StoredSchedule, times: int, payload: bytes) -> Fire:
-    at = stored.next_at or 0.0
-    return Fire(
-        key=stored.key,
-        name=stored.name,
-        version=stored.version,
-        planned_for=at,
-        runs=tuple(
-            Run(at + n, Task(key=stored.key, id=f"{stored.name}.{at + n}", payload=payload))
-            for n in range(times)
-        ),
-        next_at=at + times,
-    )
-
-
-async def _schedules(backend: RedisBackend) -> None:
-    schedules, at, name = backend.schedules, backend.now() - _HOUR, "x" * LIMITS.name
-    outcome = Outcome(instant=at, at=at, task_id=name, result=name)
-    for spec, number in ((b"{}", LIMITS.batch), (LARGE, 20)):
-        for n in range(number):
-            stored = StoredSchedule(
-                key="scheduled", name=f"s{n}", spec=spec, next_at=at, recent=(outcome,) * RECENT
-            )
-            await schedules.put(stored)
-        page = await schedules.list(limit=LIMITS.batch)
-        while page:
-            page = await schedules.list(limit=LIMITS.batch, after=page[-1].name)
-        payload = b"1" if spec == b"{}" else LARGE
-        for times in (1, 40):  # every schedule fires once; then each makes up for 40 instants
-            due = (await schedules.due(LIMITS.batch)).schedules
-            await schedules.fire(*(_made_up(one, times, payload) for one in due[:100]))
-    await schedules.delete("scheduled", "s0")
-    await backend.control.maintain()
-
-
 SCENARIOS: tuple[Callable[[RedisBackend], Awaitable[None]], ...] = (
     _plain, _large, _tenants, _ordered, _expired_and_due, _dead, _fan_out, _limited, _purged, _returned, _single,
-    _related, _many_queues, _slots, _schedules, _unique, _listed,
+    _related, _many_queues, _slots, schedules, audit, _unique, _listed,
 )  # fmt: skip
 
 

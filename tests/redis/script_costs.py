@@ -26,6 +26,8 @@ BOUNDS: dict[str, Cost] = {
     "after_release": Cost(9000, 5 * _MB),
     "after_seal": Cost(20, 1000),
     "after_tally": Cost(60, 1000),
+    "audit_entries": Cost(20, 3 * _MB),
+    "audit_record": Cost(20, 10_000),
     "beat": Cost(20, 1000),
     "cancel": Cost(600, 1000),
     "configure": Cost(7000, 20_000),

@@ -16,6 +16,7 @@ import pytest
 
 from taskqueue_core.after import After, TaskRef
 from taskqueue_core.capabilities import (
+    AuditEntry,
     Endpoint,
     Fire,
     Left,
@@ -123,12 +124,13 @@ def test_no_command_is_allowed_without_need() -> None:
 def test_nothing_is_trimmed_or_forgotten_unseen(name: str) -> None:
     """D15, law 1: no script trims a stream of tasks, and group members are removed only without pending entries.
 
-    Only the journal has a maximum length. A group skips only entries that are in a sorted lane or in flight.
+    Only the journal and the audit log have a maximum length. A group skips only entries that are in a sorted lane or
+    in flight.
     """
     text = code(name)
     for line in text.splitlines():
         if "MAXLEN" in line or "MINID" in line:
-            assert "JOURNAL" in line
+            assert "JOURNAL" in line or "':audit'" in line
         assert not re.search(r"'(XTRIM|XSETID|NOACK|BLOCK)'", line)
     for place in (match.start() for match in re.finditer(r"[^n] move_on\(", text)):
         behind = text[place - 300 : place]
@@ -214,6 +216,8 @@ async def test_scripts_keep_to_their_partition(make_server: MakeServer, redis_pr
             await everything(Workload(backend, clock, random.Random(7)))
             await every_transition_of_slots(backend)
             await every_step_of_schedules(backend)
+            await backend.audit.record(AuditEntry(actor="ops", action="purge"))
+            assert await backend.audit.entries()
         server.call("PING", "the end")
         owner, seen, digests = "", 0, set()
         for words in iter(lambda: monitored(monitor._reader.readline()), ["PING", "the end"]):

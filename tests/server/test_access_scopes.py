@@ -60,6 +60,8 @@ LISTS = {
     "GET /workers",
     "GET /v1/schedules",
     "GET /schedules",
+    "GET /v1/audit",
+    "GET /audit",
     "GET /live",
     "GET /find",
 }

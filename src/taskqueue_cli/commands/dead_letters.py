@@ -10,7 +10,7 @@ import msgspec
 import typer
 from rich.text import Text
 
-from taskqueue_cli.backends import BACKEND_HELP, ServerUrl, with_backend
+from taskqueue_cli.backends import BACKEND_HELP, ServerUrl, record_action, with_backend
 from taskqueue_cli.commands.stats import missing_queue, read_queues
 from taskqueue_cli.commands.status import Id, Key, NoTask, format_time
 from taskqueue_cli.output import (
@@ -161,6 +161,12 @@ def _action(verb: str, done: str, *, permanent: bool) -> Callable[..., None]:
 
         async def act(backend: Backend) -> int:
             number = await _act(backend, verb, key, ids or [], conditions)
+            if number:
+                shown = [
+                    f"{name}={value}" for name, value in conditions.items() if value is not None
+                ]
+                details = " ".join(shown or (["ids:", *ids] if ids else ["all"]))
+                await record_action(backend, verb, key, tasks=number, details=details)
             return number or await _nothing(backend, key, number)
 
         count = with_backend(server, act)

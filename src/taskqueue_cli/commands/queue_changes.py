@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from taskqueue_cli.backends import ServerUrl, with_backend
+from taskqueue_cli.backends import ServerUrl, record_action, with_backend
 from taskqueue_cli.limits import (
     NONE,
     apply_weights,
@@ -25,6 +25,7 @@ from taskqueue_core.capabilities import Control, Order, QueueSettings, control_o
 from taskqueue_core.queue_settings import (
     by_operator,
     change_settings,
+    describe_change,
     give_back,
     read_settings,
 )
@@ -269,7 +270,11 @@ def change_and_show(
 
     async def act(backend: Backend) -> tuple[QueueSettings, bool]:
         control = control_of(backend)
+        before = await control.settings(key)
         settings = await change(control, key)
+        if settings != before:
+            details = describe_change(before, settings)
+            await record_action(backend, "change settings", key, details=details)
         return settings, bool((await control.ledger(key)).published)
 
     settings, used = with_backend(server, act)

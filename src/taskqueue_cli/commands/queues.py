@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from taskqueue_cli.backends import BACKEND_HELP, ServerUrl, with_backend
+from taskqueue_cli.backends import BACKEND_HELP, ServerUrl, record_action, with_backend
 from taskqueue_cli.commands import queue_changes
 from taskqueue_cli.commands.dead_letters import Yes, confirm
 from taskqueue_cli.commands.queue_changes import (
@@ -29,7 +29,7 @@ from taskqueue_cli.output import (
     print_json,
 )
 from taskqueue_core.backend import Backend
-from taskqueue_core.capabilities import QueueSettings, control_of
+from taskqueue_core.capabilities import DeletedQueue, QueueSettings, control_of
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.queue_settings import pause_queue, reset_settings
 
@@ -162,7 +162,14 @@ def delete(
     """Delete a queue with its settings and records. It must have no consumers and only ended tasks."""
     if not yes:
         confirm(f"Delete the queue {key} with its settings, permanently?", as_json=as_json)
-    done = with_backend(server, lambda backend: control_of(backend).delete(key))
+
+    async def act(backend: Backend) -> DeletedQueue:
+        done = await control_of(backend).delete(key)
+        if done.deleted:
+            await record_action(backend, "delete queue", key)
+        return done
+
+    done = with_backend(server, act)
     if as_json:
         print_json({"key": key, "deleted": done.deleted, "forgotten": done.forgotten})
     elif done.deleted:

@@ -12,7 +12,7 @@ import typer
 from msgspec import Raw
 from rich.markup import escape
 
-from taskqueue_cli.backends import ServerUrl, with_backend
+from taskqueue_cli.backends import ServerUrl, record_action, with_backend
 from taskqueue_cli.commands.stats import check_known, missing_queue
 from taskqueue_cli.output import AsJson, argument, console, note, option, print_fields, print_json
 from taskqueue_core.after import TaskRef
@@ -187,6 +187,8 @@ def cancel(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson =
 
     async def act(backend: Backend) -> tuple[bool, TaskStatus | None]:
         cancelled = await control_of(backend).cancel(key, task_id)
+        if cancelled:
+            await record_action(backend, "cancel", key, tasks=1, details=f"id={task_id}")
         task_status, _ = await _read(backend, key, task_id)
         if task_status is None and not cancelled:
             raise await _unknown(backend, key, task_id)
@@ -221,7 +223,9 @@ def purge(
     async def act(backend: Backend) -> int:
         control = control_of(backend)
         check_known([key], await control.queues())
-        return await control.purge(key)
+        number = await control.purge(key)
+        await record_action(backend, "purge", key, tasks=number)
+        return number
 
     number = with_backend(server, act)
     if as_json:

@@ -1,5 +1,6 @@
 """The optional capabilities of a backend: one protocol per capability, which the conformance kit tests."""
 
+from taskqueue_core.capabilities.audit import Audit, AuditEntry
 from taskqueue_core.capabilities.control import Control, DeletedQueue, LongPolling, Maintained
 from taskqueue_core.capabilities.dead_letters import DeadLetters
 from taskqueue_core.capabilities.dependencies import (
@@ -12,11 +13,13 @@ from taskqueue_core.capabilities.dependencies import (
 )
 from taskqueue_core.capabilities.listing import Listing, TaskDetail, TaskPage, TaskSummary
 from taskqueue_core.capabilities.require import (
+    HasAudit,
     HasControl,
     HasDeadLetters,
     HasDependencies,
     HasSchedules,
     HasSlots,
+    audit_of,
     control_of,
     dead_lettering_of,
     dead_letters_of,
@@ -60,6 +63,8 @@ from taskqueue_core.capabilities.subscriptions import DeadLettering, Handover, R
 __all__ = [
     "AT_ONCE",
     "DECLARABLE",
+    "Audit",
+    "AuditEntry",
     "Control",
     "Count",
     "DeadLettering",
@@ -73,6 +78,7 @@ __all__ = [
     "Fire",
     "Fired",
     "Handover",
+    "HasAudit",
     "HasControl",
     "HasDeadLetters",
     "HasDependencies",
@@ -104,6 +110,7 @@ __all__ = [
     "TaskDetail",
     "TaskPage",
     "TaskSummary",
+    "audit_of",
     "control_of",
     "dead_lettering_of",
     "dead_letters_of",

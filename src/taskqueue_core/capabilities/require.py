@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol, cast
 
 from taskqueue_core.backend import Backend, Capability, Subscription
+from taskqueue_core.capabilities.audit import Audit
 from taskqueue_core.capabilities.control import Control
 from taskqueue_core.capabilities.dead_letters import DeadLetters
 from taskqueue_core.capabilities.dependencies import Dependencies
@@ -52,6 +53,14 @@ class HasSchedules(Protocol):
     @property
     def schedules(self) -> Schedules:
         """The schedules of all queues."""
+
+
+class HasAudit(Protocol):
+    """A backend with the capability ``audit``."""
+
+    @property
+    def audit(self) -> Audit:
+        """The log of operators' actions."""
 
 
 def has(backend: Backend, capability: Capability) -> bool:
@@ -120,3 +129,9 @@ def schedules_of(backend: Backend) -> Schedules:
     """Return the backend's ``schedules`` attribute, or raise `CapabilityMissing`."""
     _require(backend, Capability.SCHEDULES)
     return cast("HasSchedules", backend).schedules
+
+
+def audit_of(backend: Backend) -> Audit:
+    """Return the backend's ``audit`` attribute, or raise `CapabilityMissing`."""
+    _require(backend, Capability.AUDIT)
+    return cast("HasAudit", backend).audit

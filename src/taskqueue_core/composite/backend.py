@@ -15,9 +15,11 @@ from msgspec import structs
 from taskqueue_core.after import TaskRef
 from taskqueue_core.backend import Backend, Capabilities, Capability, Publisher
 from taskqueue_core.capabilities import (
+    Audit,
     Control,
     DeadLetters,
     SlotPool,
+    audit_of,
     control_of,
     dead_letters_of,
     slots_of,
@@ -127,6 +129,11 @@ class CompositeBackend(ABC):
     def slots(self) -> SlotPool:
         """The slot pool of the last member. Raises `CapabilityMissing` unless all members have slots."""
         return [slots_of(member.backend) for member in self.members][-1]
+
+    @property
+    def audit(self) -> Audit:
+        """The audit log of the last member. Raises `CapabilityMissing` unless all members have one."""
+        return [audit_of(member.backend) for member in self.members][-1]
 
     def remember(self, subscription: CompositeSubscription) -> None:
         """Register an open subscription for `refresh_plans` and `aclose`."""

@@ -18,6 +18,7 @@ from taskqueue_core.capabilities import Durability
 from taskqueue_core.clock import Clock
 from taskqueue_core.errors import PublishUnconfirmed, TaskQueueError
 from taskqueue_core.limits import check_time
+from taskqueue_core.recordstore.audit import RecordAudit
 from taskqueue_core.recordstore.control import RecordControl, RecordDeadLetters
 from taskqueue_core.recordstore.dependencies import RecordDependencies
 from taskqueue_core.recordstore.notify import RecordRoomSignal
@@ -154,6 +155,7 @@ class RecordBackend:
                     Capability.CONTROL,
                     Capability.FLOW,
                     Capability.UNIQUE,
+                    Capability.AUDIT,
                     Capability.SCHEDULES,
                     Capability.AFTER,
                 }
@@ -165,6 +167,7 @@ class RecordBackend:
         self.publisher = RecordPublisher(self._transitions)
         self.dead_letters = RecordDeadLetters(self._transitions)
         self.dependencies = RecordDependencies(self._transitions)
+        self.audit = RecordAudit(self._transitions)
         self.schedules = RecordSchedules(self._transitions, self.publisher.publish_one)
         durabilities = {Durability.MEMORY, Durability.PROCESS, Durability.DISK}
         self.control = RecordControl(

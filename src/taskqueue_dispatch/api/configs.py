@@ -11,6 +11,7 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, kind_of
 from taskqueue_dispatch.handler_helpers import dispatcher_of, model_of, operation
 from taskqueue_dispatch.models import ModelConfig
+from taskqueue_dispatch.names import queue_of
 from taskqueue_server.routing import bodies
 from taskqueue_server.routing.operations import RequestContext
 
@@ -27,12 +28,17 @@ async def configure(call: RequestContext) -> Response:
     # First decode the body as arbitrary JSON, so that invalid JSON gives the same error here as in every other
     # operation.
     bodies.decode(object, body)
-    return _answer(await dispatcher_of(call).registry.configure(model, _read(body)))
+    stored = await dispatcher_of(call).registry.configure(model, _read(body))
+    call.note("configure model", queue_of(model), details=f"model={model}")
+    return _answer(stored)
 
 
 async def revert(call: RequestContext) -> Response:
     """Reset the configuration to the defaults, and return them. Idempotent."""
-    return _answer(await dispatcher_of(call).registry.configure(model_of(call), None))
+    model = model_of(call)
+    stored = await dispatcher_of(call).registry.configure(model, None)
+    call.note("configure model", queue_of(model), details=f"model={model} defaults")
+    return _answer(stored)
 
 
 def _read(text: bytes) -> ModelConfig:

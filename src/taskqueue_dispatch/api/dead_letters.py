@@ -94,19 +94,26 @@ def _array(
 async def retry(call: RequestContext) -> Response:
     """Retry a failed job. The count is 0 if the job has not failed."""
     known = await job_of(call)
-    return answer(Count(await call.context.dead_letters.redrive(known.key, known.task_id)))
+    count = await call.context.dead_letters.redrive(known.key, known.task_id)
+    call.note("redrive", known.key, tasks=count, details=f"id={known.task_id}")
+    return answer(Count(count))
 
 
 async def retry_all(call: RequestContext) -> Response:
     """Retry all failed jobs of one model, or of all models that the token covers. Idempotent."""
     keys = await _keys(call)
-    return answer(Count(sum([await call.context.dead_letters.redrive(key) for key in keys])))
+    count = sum([await call.context.dead_letters.redrive(key) for key in keys])
+    one = keys[0] if len(keys) == 1 else None
+    call.note("redrive", one, tasks=count, details=" ".join(["queues:", *keys]))
+    return answer(Count(count))
 
 
 async def discard(call: RequestContext) -> Response:
     """Discard a failed job permanently. The count is 0 if the job has not failed."""
     known = await job_of(call)
-    return answer(Count(await call.context.dead_letters.discard(known.key, known.task_id)))
+    count = await call.context.dead_letters.discard(known.key, known.task_id)
+    call.note("discard", known.key, tasks=count, details=f"id={known.task_id}")
+    return answer(Count(count))
 
 
 _MODEL = Query("model", LABEL, "only jobs of this model", example="zimg")

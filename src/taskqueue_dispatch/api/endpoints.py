@@ -77,6 +77,7 @@ async def drain(call: RequestContext) -> Response:
     body = await _named(call)
     if not await dispatcher_of(call).registry.drain(body.model, body.server):
         raise ProblemError(404, "unknown_endpoint", "the model has no endpoint on this server")
+    _note(call, "drain endpoint", body)
     views = await dispatcher_of(call).registry.models()
     for view in views:
         for info in view.endpoints:
@@ -89,7 +90,13 @@ async def remove(call: RequestContext) -> Response:
     """Remove an endpoint. Its running jobs continue, and the model's queued jobs stay queued. Idempotent."""
     body = await _named(call)
     removed = await dispatcher_of(call).registry.remove(body.model, body.server)
+    _note(call, "remove endpoint", body)
     return answer(Removed(removed))
+
+
+def _note(call: RequestContext, action: str, body: EndpointIn) -> None:
+    details = f"model={body.model} server={body.server}"
+    call.note(action, queue_of(body.model), details=details)
 
 
 async def _named(call: RequestContext) -> EndpointIn:

@@ -61,6 +61,7 @@ async def act(call: RequestContext) -> Response:
         done = await registry.remove(model, server)
     else:
         done = await registry.drain(model, server, draining=action == "drain")
+    call.note(f"{action} endpoint", queue_of(model), details=f"model={model} server={server}")
     return see_other(PATH, _ACTIONS[action] if done else "unknown")
 
 

@@ -63,12 +63,19 @@ async def get_dead_letter(call: RequestContext) -> Response:
 
 async def redrive_one(call: RequestContext) -> Response:
     """Redrive one dead letter. The count is 0 if the task is not a dead letter."""
-    return answer(Count(await call.context.dead_letters.redrive(call.name("key"), call.name("id"))))
+    return await _act_on_one(call, "redrive")
 
 
 async def discard_one(call: RequestContext) -> Response:
     """Discard one dead letter permanently. The count is 0 if the task is not a dead letter."""
-    return answer(Count(await call.context.dead_letters.discard(call.name("key"), call.name("id"))))
+    return await _act_on_one(call, "discard")
+
+
+async def _act_on_one(call: RequestContext, verb: str) -> Response:
+    key, task_id = call.name("key"), call.name("id")
+    count = await getattr(call.context.dead_letters, verb)(key, task_id)
+    call.note(verb, key, tasks=count, details=f"id={task_id}")
+    return answer(Count(count))
 
 
 async def redrive(call: RequestContext) -> Response:
@@ -98,7 +105,9 @@ async def _act(call: RequestContext, verb: str) -> Response:
     dead_letters = call.context.dead_letters
     act = dead_letters.redrive if verb == "redrive" else dead_letters.discard
     if chosen.filter is None:
-        return answer(Acted(count=await act(key, *ids)))
+        count = await act(key, *ids)
+        call.note(verb, key, tasks=count, details=" ".join(["ids:", *ids]) if ids else "all")
+        return answer(Acted(count=count))
     fields = {name: getattr(chosen.filter, name) for name in chosen.filter.__struct_fields__}
     conditions = dead_letter_filter.DeadLetterFilter.of(call.context.backend.now(), **fields)
     if conditions.lets_all_through:
@@ -106,6 +115,8 @@ async def _act(call: RequestContext, verb: str) -> Response:
     count, following = await dead_letter_filter.act(
         dead_letters, key, conditions, act, after=chosen.after
     )
+    shown = [f"{name}={value}" for name, value in fields.items() if value is not None]
+    call.note(verb, key, tasks=count, details=" ".join(shown))
     return answer(Acted(count=count, next=following))
 
 

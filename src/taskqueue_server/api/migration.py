@@ -61,7 +61,7 @@ async def get_migration(call: RequestContext) -> Response:
 
 async def begin(call: RequestContext) -> Response:
     """Start the migration: for each queue, copy the settings and move the intake to the new backend. Idempotent."""
-    return await _act(call, start)
+    return await _act(call, start, "start migration")
 
 
 async def end(call: RequestContext) -> Response:
@@ -70,7 +70,7 @@ async def end(call: RequestContext) -> Response:
     409 if the start or the rollback is incomplete, or, without ``force``, if the drained backend still has tasks.
     """
     force = _force(call)
-    return await _act(call, lambda backend: finish(backend, force=force))
+    return await _act(call, lambda backend: finish(backend, force=force), "finish migration")
 
 
 async def back(call: RequestContext) -> Response:
@@ -79,7 +79,7 @@ async def back(call: RequestContext) -> Response:
     Use ``force`` only if the new backend cannot be restored: the server then does not call it, and its tasks are lost.
     """
     force = _force(call)
-    return await _act(call, lambda backend: rollback(backend, force=force))
+    return await _act(call, lambda backend: rollback(backend, force=force), "roll back migration")
 
 
 def _force(call: RequestContext) -> bool:
@@ -89,15 +89,20 @@ def _force(call: RequestContext) -> bool:
 
 
 async def _act(
-    call: RequestContext, step: Callable[[MigratingBackend], Awaitable[MigrationStatus]]
+    call: RequestContext,
+    step: Callable[[MigratingBackend], Awaitable[MigrationStatus]],
+    action: str | None = None,
 ) -> Response:
     backend = call.context.backend.inner
     if not isinstance(backend, MigratingBackend):
         raise ProblemError(404, "not_migrating", "no migration: this server has only one backend")
     try:
-        return answer(msgspec.convert(await step(backend), MigrationOut, from_attributes=True))
+        done = await step(backend)
     except MigrationUnfinished as error:
         raise ProblemError(409, error.code, str(error)) from None
+    if action is not None:
+        call.note(action)
+    return answer(msgspec.convert(done, MigrationOut, from_attributes=True))
 
 
 _FORCE = (

@@ -106,7 +106,9 @@ async def purge(call: RequestContext) -> Response:
     """Cancel all blocked, waiting and scheduled tasks of a queue, but no running ones. Idempotent. Cannot be undone."""
     key = call.name("key")
     call.confirm(key)
-    return answer(Count(await call.context.control.purge(key)))
+    count = await call.context.control.purge(key)
+    call.note("purge", key, tasks=count)
+    return answer(Count(count))
 
 
 async def delete(call: RequestContext) -> Response:
@@ -117,7 +119,9 @@ async def delete(call: RequestContext) -> Response:
     """
     key = call.name("key")
     call.confirm(key)
-    return answer(await call.context.control.delete(key))
+    done = await call.context.control.delete(key)
+    call.note("delete queue", key)
+    return answer(done)
 
 
 _KEY = "/v1/queues/{key}"

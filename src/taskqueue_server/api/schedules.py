@@ -102,6 +102,7 @@ async def put(call: RequestContext) -> Response:
     status = await _schedules(call).put(
         body.schedule.to_schedule(name), version=body.version, declared_by=body.declared_by
     )
+    call.note("put schedule", status.key, details=f"schedule={name}")
     return answer(ScheduleOut.of(status))
 
 
@@ -117,17 +118,23 @@ async def delete(call: RequestContext) -> Response:
     if found is None:
         return answer(Deleted(deleted=False))
     call.demand(found.key)
-    return answer(Deleted(deleted=await _schedules(call).delete(name, version=version)))
+    deleted = await _schedules(call).delete(name, version=version)
+    call.note("delete schedule", found.key, details=f"schedule={name}")
+    return answer(Deleted(deleted=deleted))
 
 
 async def pause(call: RequestContext) -> Response:
     """Let a schedule publish no more tasks, until it is resumed. Idempotent."""
-    return answer(ScheduleOut.of(await _schedules(call).pause((await known(call)).name)))
+    found = await _schedules(call).pause((await known(call)).name)
+    call.note("pause schedule", found.key, details=f"schedule={found.name}")
+    return answer(ScheduleOut.of(found))
 
 
 async def resume(call: RequestContext) -> Response:
     """Let a paused schedule continue with its first instant after now. Idempotent."""
-    return answer(ScheduleOut.of(await _schedules(call).resume((await known(call)).name)))
+    found = await _schedules(call).resume((await known(call)).name)
+    call.note("resume schedule", found.key, details=f"schedule={found.name}")
+    return answer(ScheduleOut.of(found))
 
 
 async def instants(call: RequestContext) -> Response:
@@ -142,7 +149,8 @@ async def run(call: RequestContext) -> Response:
     The task of an instant that was published before is a ``duplicate``, as long as its id is remembered. The first
     confirmation that is ``refused`` is the last one: repeat the request later.
     """
-    name = (await known(call)).name
+    found = await known(call)
+    name = found.name
     body = await call.body(RunIn)
     if (body.since is None) != (body.until is None):
         missing = "until" if body.until is None else "since"
@@ -151,6 +159,8 @@ async def run(call: RequestContext) -> Response:
     if overlap is None and body.since is not None:
         overlap = "allow"
     confirmations = await _schedules(call).run(name, body.since, body.until, overlap)
+    stored = sum(each.stored for each in confirmations)
+    call.note("run schedule", found.key, tasks=stored, details=f"schedule={name}")
     return answer(RunOut([ConfirmationOut.of(each) for each in confirmations]))
 
 

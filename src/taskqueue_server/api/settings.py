@@ -17,6 +17,7 @@ from taskqueue_core.limits import kind_of
 from taskqueue_core.queue_settings import (
     by_operator,
     change_settings,
+    describe_change,
     merge_settings,
     pause_queue,
     read_settings,
@@ -59,7 +60,9 @@ async def replace(call: RequestContext) -> Response:
             settings = settings.model_copy(update={"owners": found.owners})
         settings = by_operator(found, settings)
     with _precondition(version):
-        return _answer(await call.context.control.configure(key, settings))
+        stored = await call.context.control.configure(key, settings)
+    call.note("change settings", key, details=describe_change(found, stored))
+    return _answer(stored)
 
 
 async def patch(call: RequestContext) -> Response:
@@ -79,13 +82,19 @@ async def patch(call: RequestContext) -> Response:
         raise InvalidInput("version", kind_of(asked), f"a whole number from 0 to {_VERSIONS}")
     version = asked if matched is None else matched
 
+    change = ""
+
     def edit(current: QueueSettings) -> QueueSettings:
+        nonlocal change
         wanted = merge_settings(current, body)
         _demand_targets(call, set(wanted.bound_to) - set(current.bound_to))
+        change = describe_change(current, wanted)
         return by_operator(current, wanted)
 
     with _precondition(matched):
-        return _answer(await change_settings(call.context.control, key, edit, version=version))
+        stored = await change_settings(call.context.control, key, edit, version=version)
+    call.note("change settings", key, details=change)
+    return _answer(stored)
 
 
 def _demand_targets(call: RequestContext, targets: set[str]) -> None:
@@ -109,7 +118,9 @@ async def reset(call: RequestContext) -> Response:
     else:
         version = matched
     with _precondition(matched):
-        return _answer(await reset_settings(call.context.control, key, version=version))
+        stored = await reset_settings(call.context.control, key, version=version)
+    call.note("reset settings", key)
+    return _answer(stored)
 
 
 def _if_match(call: RequestContext) -> int | None:
@@ -147,7 +158,9 @@ async def resume(call: RequestContext) -> Response:
 
 async def _pause(call: RequestContext, *, paused: bool) -> Response:
     key, intake = call.name("key"), call.flag("intake")
-    return _answer(await pause_queue(call.context.control, key, intake=intake, paused=paused))
+    stored = await pause_queue(call.context.control, key, intake=intake, paused=paused)
+    call.note("pause" if paused else "resume", key, details="intake" if intake else "deliveries")
+    return _answer(stored)
 
 
 def _answer(settings: QueueSettings) -> Response:

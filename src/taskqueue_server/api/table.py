@@ -9,6 +9,7 @@ from typing import Any
 from starlette.responses import Response
 
 from taskqueue_server.api import (
+    audit,
     batch,
     dead_letters,
     lookups,
@@ -58,6 +59,7 @@ OPERATIONS = (
     *workflows.OPERATIONS,
     *dead_letters.OPERATIONS,
     *system.OPERATIONS,
+    *audit.OPERATIONS,
     *migration.OPERATIONS,
     Operation("GET", "/v1/openapi.json", describe, {200: dict[str, Any]}, id="table_describe"),
     Operation(

@@ -236,6 +236,8 @@ async def cancel(call: RequestContext) -> Response:
     key, task_id = call.name("key"), call.name("id")
     cancelled = await call.context.control.cancel(key, task_id)
     call.context.waiters.check_now(key, task_id)
+    if call.operates:
+        call.note("cancel", key, tasks=int(cancelled), details=f"id={task_id}")
     return answer(Cancelled(cancelled))
 
 
@@ -251,7 +253,10 @@ async def reschedule(call: RequestContext) -> Response:
     if at is None:
         raise InvalidInput("at", "nothing", "a time, or a value for delay")
     check_time("at", at)
-    return answer(Rescheduled(await call.context.control.reschedule(key, task_id, at)))
+    changed = await call.context.control.reschedule(key, task_id, at)
+    if call.operates:
+        call.note("reschedule", key, tasks=int(changed), details=f"id={task_id}")
+    return answer(Rescheduled(changed))
 
 
 async def close(call: RequestContext) -> Response:

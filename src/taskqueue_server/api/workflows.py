@@ -115,6 +115,8 @@ async def cancel(call: RequestContext) -> Response:
         raise ProblemError(
             409, "not_published", "the steps are not all published yet: repeat the request later"
         )
+    if call.operates:
+        call.note("cancel workflow", details=f"workflow={found.id}")
     return answer(WorkflowCancelled(await _workflows(call).cancel(found.id)))
 
 

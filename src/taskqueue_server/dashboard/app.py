@@ -7,6 +7,7 @@ from starlette.routing import Route
 
 from taskqueue_server.auth.access import OBSERVING
 from taskqueue_server.dashboard import (
+    audit,
     dead_letters,
     login,
     queues,
@@ -57,6 +58,7 @@ OPERATIONS = (
     _operation("POST", "/schedules/{name}", schedules.act),
     _operation("GET", "/workflows/{id}", workflows.workflow),
     _operation("POST", "/workflows/{id}", workflows.act),
+    _operation("GET", "/audit", audit.audit),
     _operation("GET", "/live", live),
     _operation("GET", "/find", tasks.find),
     _operation("GET", "/queues/{key}", queues.queue),

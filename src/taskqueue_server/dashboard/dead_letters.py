@@ -66,6 +66,9 @@ async def act(call: RequestContext) -> Response:
         )
     else:
         done = await getattr(call.context.dead_letters, verb)(key)
+    chosen = f"id={name}" if name else f"filter={search}" if search else "all"
+    details = chosen if name or action.endswith("-all") else " ".join(["ids:", *form.all("ids")])
+    call.note(verb, key, tasks=done, details=details)
     if not done and not following:
         return see_other(back, "nothing")
     notice = "more" if following else "redriven" if verb == "redrive" else "discarded"

@@ -14,7 +14,7 @@ from taskqueue_core.errors import (
     QueueInUse,
     SettingsConflict,
 )
-from taskqueue_core.queue_settings import by_operator, pause_queue
+from taskqueue_core.queue_settings import by_operator, describe_change, pause_queue
 from taskqueue_core.tasks import Ledger, QueueStats
 from taskqueue_server.dashboard import formatting, settings_form
 from taskqueue_server.dashboard.pages import path, poller_of, see_other
@@ -43,6 +43,7 @@ async def pause(call: RequestContext) -> Response:
     if form.text("to") not in {"paused", "resumed"}:
         raise InvalidInput("to", "an unknown value", "paused or resumed")
     await pause_queue(call.context.control, key, intake=intake, paused=paused)
+    call.note("pause" if paused else "resume", key, details="intake" if intake else "deliveries")
     notice = ("intake-" if intake else "") + ("paused" if paused else "resumed")
     back = path() if form.text("back") == "overview" else path("queues", key)
     return see_other(back, notice)
@@ -57,6 +58,7 @@ async def settings(call: RequestContext) -> Response:
         new = settings_form.changed(found, filled, form.text("version"))
         if new != found:
             await call.context.control.configure(key, by_operator(found, new))
+            call.note("change settings", key, details=describe_change(found, new))
         return see_other(path("queues", key), "saved")
     except settings_form.FormError as error:
         status, wrong = 422, error.errors
@@ -77,6 +79,7 @@ async def purge(call: RequestContext) -> Response:
             call, key, 422, errors={"confirm": "Type the name of the queue exactly."}
         )
     number = await call.context.control.purge(key)
+    call.note("purge", key, tasks=number)
     return see_other(path("queues", key), "purged", number)
 
 
@@ -89,6 +92,7 @@ async def delete(call: RequestContext) -> Response:
         done = await call.context.control.delete(key)
     except (QueueInUse, InvalidInput) as error:
         return await _page(call, key, 409, errors={"delete": str(error)})
+    call.note("delete queue", key)
     return see_other(path(), "deleted" if done.deleted else "unknown-queue")
 
 

@@ -59,9 +59,11 @@ async def act(call: RequestContext) -> Response:
     back = path("schedules", found.name)
     if action == "pause":
         await queue.schedules.pause(found.name)
+        call.note("pause schedule", found.key, details=f"schedule={found.name}")
         return see_other(back, "schedule-paused")
     if action == "resume":
         await queue.schedules.resume(found.name)
+        call.note("resume schedule", found.key, details=f"schedule={found.name}")
         return see_other(back, "schedule-resumed")
     if action != "run":
         raise InvalidInput("action", "an unknown value", "run, pause or resume")
@@ -69,6 +71,8 @@ async def act(call: RequestContext) -> Response:
         confirmation = await queue.schedules.trigger(found.name)
     except QueueFull as error:
         return await _page(call, found, 409, error=f"Nothing was published: {error}.")
+    details = f"schedule={found.name}"
+    call.note("run schedule", found.key, tasks=int(confirmation.stored), details=details)
     accepted = confirmation.status is not Published.DUPLICATE
     return see_other(back, "schedule-run" if accepted else "schedule-overlap")
 

@@ -39,13 +39,16 @@ async def act(call: RequestContext) -> Response:
     if action in {"cancel", "discard"} and confirmed != action:
         return await _page(call, key, task_id, 422, error="Tick the box to confirm.")
     if action == "cancel":
-        notice = "cancelled" if await call.context.control.cancel(key, task_id) else "not-live"
+        cancelled = await call.context.control.cancel(key, task_id)
+        call.note("cancel", key, tasks=int(cancelled), details=f"id={task_id}")
+        notice = "cancelled" if cancelled else "not-live"
         return see_other(path("tasks", key, task_id), notice)
     dead_letters = call.context.dead_letters
     moves = {"redrive": dead_letters.redrive, "discard": dead_letters.discard}
     if action not in moves:
         raise InvalidInput("action", "an unknown value", "cancel, redrive or discard")
     number = await moves[action](key, task_id)
+    call.note(action, key, tasks=number, details=f"id={task_id}")
     notice = f"{action}n" if action == "redrive" else "discarded"
     return see_other(path("tasks", key, task_id), notice if number else "not-dead", number or None)
 

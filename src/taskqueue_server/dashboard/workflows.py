@@ -73,6 +73,7 @@ async def act(call: RequestContext) -> Response:
     if form.text("confirm") != "cancel":
         return await _page(call, found, 422, error="Tick the box to confirm.")
     cancelled = await call.context.queue.workflows.cancel(found.id)
+    call.note("cancel workflow", details=f"workflow={found.id}")
     return see_other(path("workflows", found.id), "workflow-cancelled" if cancelled else "not-live")
 
 

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from taskqueue_core.capabilities import AuditEntry
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.hooks import Identity
 from taskqueue_core.limits import LIMITS, check_name
@@ -26,6 +27,7 @@ from taskqueue_server.auth.credentials import (
     token_of,
 )
 from taskqueue_server.auth.origins import is_own_origin
+from taskqueue_server.context.audit import record_action
 from taskqueue_server.context.server import ServerContext
 from taskqueue_server.context.unauthenticated import BODY_BYTES, SECONDS
 from taskqueue_server.problems import ProblemError, problem_of, respond
@@ -52,11 +54,28 @@ class RequestContext:
         """the client; `OPEN` on a server without authentication, and ``None`` if the operation requires no token"""
         self.trusted = False
         """whether `trust` was called"""
+        self.noted: AuditEntry | None = None
+        """the action that was noted, see `note`"""
 
     @property
     def client_name(self) -> str | None:
         """The name of the client's token, or ``None`` if the client is not authenticated."""
         return self.identity.name if self.context.access.authenticates and self.identity else None
+
+    @property
+    def operates(self) -> bool:
+        """Whether the client is an operator: its token has the right ``admin``."""
+        return self.identity is not None and "admin" in self.identity.verbs
+
+    def note(
+        self, action: str, key: str | None = None, *, tasks: int | None = None, details: str = ""
+    ) -> None:
+        """Note what the client has done. It is added to the audit log before the response is sent.
+
+        ``tasks`` is the number of tasks that were changed.
+        """
+        actor = (self.identity or OPEN).name
+        self.noted = AuditEntry(actor=actor, action=action, key=key, tasks=tasks, details=details)
 
     def trust(self) -> None:
         """Lift the limits of an unauthenticated client that has shown a credential which the handler has checked."""
@@ -255,9 +274,12 @@ def _endpoint(methods: dict[str, Operation]) -> Callable[[Request], Awaitable[Re
                 await _authorize(call, operation)
             if request.scope["query_string"]:
                 _check_query(request, operation)
-            return await operation.handler(call)
+            response = await operation.handler(call)
         except Exception as error:  # noqa: BLE001 - every error becomes a problem document
             return respond(problem_of(error))
+        if call.noted is not None:
+            await record_action(call.context.backend, call.noted)
+        return response
 
     return endpoint
 
