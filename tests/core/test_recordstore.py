@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
@@ -53,7 +54,7 @@ class TestRecordStore(BackendSuite):
         ),
         durable=True,
     )
-    max_examples = 25
+    max_examples = int(os.environ.get("TASKQUEUE_KIT_EXAMPLES", "25"))
     test_tasks_of_other_keys_cost_nothing = None  # type: ignore[assignment] # this store scans all rows
 
     async def open_backend(self, clock: ManualClock) -> Backend:

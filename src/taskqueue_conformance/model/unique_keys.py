@@ -85,7 +85,9 @@ class UniqueKeys(Lives):
         answers = {
             Answer(Published.REPLACED, e.task.id) for e in held if e.replaceable and e.holds_key()
         }
-        if any(e.replaceable and e.holds_key() for e in surely):
+        if any(
+            e.replaceable and e.holds_key() and not self._may_have_ended(e, span) for e in surely
+        ):
             return answers, False
         answers |= {Answer(Published.DUPLICATE, e.task.id) for e in held if e.maybe_in_period(span)}
         return answers, not any(entry.surely_in_period(span) for entry in held)
@@ -93,8 +95,10 @@ class UniqueKeys(Lives):
     def _surely_holds(self, entry: Entry, span: Span) -> bool:
         if entry.surely_in_period(span):
             return True
-        unsure = entry.maybe_late(span) or entry.maybe_hung(span) or entry.lingers
-        return entry.holds_key() and not unsure
+        return entry.holds_key() and not self._may_have_ended(entry, span)
+
+    def _may_have_ended(self, entry: Entry, span: Span) -> bool:
+        return entry.maybe_late(span) or entry.maybe_hung(span) or entry.lingers
 
     def due_of(self, task: Task, now: float, first: float) -> float:
         """Return the time at which a task becomes due that is published now; 0 if it is available at once."""
