@@ -57,6 +57,12 @@ class DeclaredSuite(Harness):
         await bench.invalid("bound_to", bench.configure(bound_to=("copies",)))
         assert await bench.control.settings(KEY) == QueueSettings()
 
+    @needs(Capability.CONTROL)
+    async def test_lists_are_kept_or_refused(self, bench: Bench) -> None:
+        """With ``listing``, its settings are stored; without it, each is refused with an error that names it."""
+        chosen = {"index": ("user",), "keep_ended": 60.0, "keep_ended_most": 5}
+        await _kept_or_refused(bench, Capability.LISTING, chosen)
+
     async def test_order_per_entity_or_refused(self, bench: Bench) -> None:
         """With ``ordering_keys``, an ordering key is stored; without it, the key is refused, but a tenant is stored."""
         if has(bench.backend, Capability.ORDERING_KEYS):

@@ -32,6 +32,9 @@ from taskqueue_conformance.suites.flow import FlowSuite
 from taskqueue_conformance.suites.handover import HandoverSuite
 from taskqueue_conformance.suites.inputs import InputsSuite
 from taskqueue_conformance.suites.ledger import LedgerSuite
+from taskqueue_conformance.suites.listing import ListingSuite
+from taskqueue_conformance.suites.listing_ended import ListingEndedSuite
+from taskqueue_conformance.suites.listing_tags import ListingTagsSuite, TagSuite
 from taskqueue_conformance.suites.moved import MovedSuite
 from taskqueue_conformance.suites.order import OrderSuite
 from taskqueue_conformance.suites.order_change import SwapSuite
@@ -93,6 +96,10 @@ class BackendSuite(
     RateSuite,
     ProcessingSuite,
     MovedSuite,
+    ListingSuite,
+    ListingTagsSuite,
+    ListingEndedSuite,
+    TagSuite,
     TrackingSuite,
     ControlSuite,
     RevocationSuite,

@@ -170,6 +170,8 @@ class Capability(StrEnum):
     """keeps a log of what operators have done"""
     SCHEDULES = "schedules"
     """keeps schedules, and publishes the task of each instant exactly once"""
+    LISTING = "listing"
+    """lists tasks by state, tenant, tag and worker, and supports the settings ``index`` and ``keep_ended``"""
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):

@@ -63,7 +63,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    verbs: frozenset[str] = frozenset({"publish", "consume", "admin"})
+    verbs: frozenset[str] = frozenset({"publish", "consume", "observe", "admin"})
     keys: tuple[str, ...] = ("*",)
     rate: float | None = None
     """maximum number of requests and published tasks per second, for all clients of this name at one server process"""

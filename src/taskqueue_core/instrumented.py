@@ -30,8 +30,10 @@ from taskqueue_core.capabilities import (
     HasControl,
     HasDeadLetters,
     HasDependencies,
+    HasListing,
     HasSchedules,
     HasSlots,
+    Listing,
     LongPolling,
     Maintained,
     QueueSettings,
@@ -91,6 +93,10 @@ class InstrumentedBackend:
     @property
     def slots(self) -> SlotPool:
         return cast("HasSlots", self.inner).slots
+
+    @property
+    def listing(self) -> Listing:
+        return cast("HasListing", self.inner).listing
 
     @property
     def audit(self) -> Audit:

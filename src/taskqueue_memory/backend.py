@@ -17,6 +17,7 @@ from taskqueue_memory.audit import MemoryAudit
 from taskqueue_memory.control import MemoryControl, MemoryDeadLetters
 from taskqueue_memory.dependencies import MemoryDependencies
 from taskqueue_memory.journal import MemoryJournal
+from taskqueue_memory.listing import MemoryListing
 from taskqueue_memory.room_signal import MemoryRoomSignal
 from taskqueue_memory.schedules import MemorySchedules
 from taskqueue_memory.slots.pool import MemorySlots
@@ -90,6 +91,7 @@ class MemoryBackend:
         self.slots = MemorySlots(self._store.clock)
         self.schedules = MemorySchedules(self._store)
         self.dependencies = MemoryDependencies(self._store)
+        self.listing = MemoryListing(self._store)
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> MemorySubscription:
         check_name("consumer", consumer)

@@ -56,6 +56,7 @@ class MemoryControl:
             fair_order=True,
             floor_share=True,
             fan_out=True,
+            listing=True,
         )
         return self._store.configure(key, settings)
 
@@ -136,7 +137,7 @@ class MemoryControl:
         recovered, self._store.recovered = self._store.recovered, 0
         idle = self._store.forget_tenants()
         self._store.batches.forget(self._store.clock.now())
-        expired, forgotten = tuple(self._store.expire()), self._store.forget()
+        expired, forgotten = tuple(self._store.expire()), self._store.forget() + self._store.trim()
         removed = self._store.remove_idle()
         timers, now = self._store.timers, self._store.clock.now()
         late = now - min(timers.deadlines.first, timers.ends.first, idle)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Protocol
 
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from taskqueue_core.authoring.entries import digest_of
 from taskqueue_core.authoring.fair_order import PriorityFloor
 from taskqueue_core.authoring.helpers import UNLIMITED, QueueRoom, room_of
+from taskqueue_core.authoring.listings import ENDED
 from taskqueue_core.authoring.waits import Change, Note
 from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.clock import Clock
@@ -22,6 +24,7 @@ from taskqueue_core.tasks import (
 )
 from taskqueue_memory.due_heap import DueHeap
 from taskqueue_memory.lanes import Lanes, OrderingKeys
+from taskqueue_memory.tag_index import TagIndex
 from taskqueue_memory.tenants import TenantItem, Tenants
 from taskqueue_memory.unique_keys import UniqueKeys
 
@@ -90,12 +93,19 @@ class TaskRecord(TenantItem, kw_only=True, eq=False):
             self.task = msgspec.structs.replace(self.task, payload=b"null")
 
     @property
-    def kept_until(self) -> float:
-        """The time at which an ended record may be deleted, according to the queue's current settings."""
+    def needed_until(self) -> float:
+        """The time until which an ended record is needed for other purposes than lists, by the current settings."""
         window = self.updated_at + self.queue.settings.dedupe_window
         if self.task.unique is not None:
             window = max(window, self.period_end)
         return max(window, self.result_until) if self.result else window
+
+    @property
+    def kept_until(self) -> float:
+        """The time at which an ended record may be deleted, by the current settings."""
+        if self.replaced is not None:
+            return self.needed_until
+        return max(self.needed_until, self.updated_at + self.queue.settings.keep_ended)
 
 
 def is_scheduled(record: TaskRecord, seq: int) -> bool:
@@ -117,6 +127,11 @@ class QueueState:
         self.records: dict[str, TaskRecord] = {}
         self.dead: dict[str, TaskRecord] = {}
         self.unique = UniqueKeys[TaskRecord]()
+        self.tags = TagIndex[TaskRecord]()
+        self.kept: dict[State, dict[TaskRecord, None]] = {state: {} for state in ENDED}
+        """by state, the ended records that only lists need, the oldest first"""
+        self.removed: Counter[State] = Counter()
+        """by state, the number of ended tasks whose records were deleted"""
         self.subscribers: dict[Consumer, None] = {}
         self.waiting: dict[Consumer, None] = {}
         """subscriptions with a waiting receive call, the longest-waiting first"""
@@ -171,6 +186,21 @@ class QueueState:
             self._reorder(settings)
         if self.fair is not None:
             self.fair.configure(settings, now)
+
+    def clear(self, record: TaskRecord) -> None:
+        """Remove a record that is deleted, or that another one with its id takes the place of, from the indexes."""
+        self.unique.remove(record)
+        self.tags.remove(record)
+        if record.ended and record.replaced is None and record.state is not None:
+            self.removed[record.state] += 1
+            self.kept[record.state].pop(record, None)
+
+    def surplus(self) -> Iterator[TaskRecord]:
+        """Yield the ended records that are more than `QueueSettings.keep_ended_most` allows, the oldest first."""
+        most = self.settings.keep_ended_most
+        for state, kept in self.kept.items():
+            number = self.states[state] - self.removed[state] - most
+            yield from islice(kept, max(number, 0))
 
     def room(self, now: float) -> QueueRoom:
         """Return how many deliveries the limits allow now, and when they will allow the next delivery."""

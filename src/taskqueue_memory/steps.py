@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
+from taskqueue_core.authoring.listings import indexed_tags
 from taskqueue_core.authoring.waits import Change
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import Clock
@@ -196,12 +197,15 @@ class Steps:
     def _remember(self, record: TaskRecord, now: float) -> None:
         """Keep a record of the id of a publish that replaced the contents of another task, as of an ended task."""
         record.state, record.updated_at = State.DISCARDED, now
+        if (former := record.queue.records.get(record.task.id)) is not None:
+            record.queue.clear(former)
         record.queue.records[record.task.id] = record
         record.shed()
-        self.timers.ends.add(record.kept_until, record, record.seq)
+        self.timers.ends.add(record.needed_until, record, record.seq)
 
     def _note_dead(self, record: TaskRecord) -> None:
         if record.state is State.DEAD:
+            record.seq = next(self._seq)
             record.queue.dead[record.task.id] = record
             return
         del record.queue.dead[record.task.id]
@@ -214,9 +218,11 @@ class Steps:
     def _begin(self, record: TaskRecord) -> TaskRecord:
         """Store a new record. The caller then sets its first state with `_enter`."""
         queue = record.queue
-        if queue.unique.entries and (former := queue.records.get(record.task.id)) is not None:
-            queue.unique.remove(former)
+        if (former := queue.records.get(record.task.id)) is not None:
+            queue.clear(former)
         queue.records[record.task.id] = record
+        if record.task.tags:
+            self._index(record)
         if record.task.batch is not None:
             self.batches.begin(record)
         if queue.fair is not None:
@@ -224,6 +230,12 @@ class Steps:
         if record.task.deadline is not None:
             self.timers.deadlines.add(record.task.deadline, record, record.seq)
         return record
+
+    def _index(self, record: TaskRecord) -> None:
+        """Let a record be found by those of its tags that the queue indexes."""
+        queue = record.queue
+        tags = indexed_tags(queue.settings.index, record.task.tags)
+        queue.tags.add(record, tags, next(self._seq))
 
     def _offer(self, queue: QueueState) -> None:
         if not queue.available:  # otherwise all subscribers already have the queue in ``ready``
@@ -338,8 +350,9 @@ class Steps:
         self._end_receipt(record, verb, revoke=revoke)
         self._enter(record, state, event, worker=worker, error=error, now=now)
         if state is not State.DEAD:
+            record.seq = next(self._seq)
             record.shed()
-            self.timers.ends.add(record.kept_until, record, record.seq)
+            self.timers.ends.add(record.needed_until, record, record.seq)
 
     def _expire(self, record: TaskRecord) -> Expired:
         self._finish(record, State.EXPIRED, "expired", revoke=True)

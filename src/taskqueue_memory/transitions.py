@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 from msgspec import structs
 
@@ -77,8 +78,8 @@ class MemoryStore(Steps):
         """Store a new task."""
         position = queue.states[State.WAITING]
         record, at = self._begin(TaskRecord(queue=queue, task=task)), task.not_before
+        record.published_at = now
         if task.unique is not None:
-            record.published_at = now
             queue.unique.add(record)
             at = task.unique.due_at(at, now, now)
         if task.after is not None or (task.batch is not None and is_batch(task)):
@@ -139,6 +140,7 @@ class MemoryStore(Steps):
     def _replace(self, record: TaskRecord, task: Task, now: float) -> None:
         """Give a task that was never delivered the contents and the time of another one, whose id is remembered."""
         queue, before = record.queue, record.task
+        queue.tags.remove(record)
         at = task.not_before
         if task.unique is not None:
             at = task.unique.due_at(at, now, record.published_at)
@@ -167,6 +169,7 @@ class MemoryStore(Steps):
                 self._pass_key_on(record, before.ordering_key)
         if task.deadline is not None:
             self.timers.deadlines.add(task.deadline, record, record.seq)
+        self._index(record)
         self._remember(TaskRecord(queue=queue, task=task, replaced=record.task.id), now)
 
     def retry(
@@ -228,7 +231,7 @@ class MemoryStore(Steps):
                 continue
             receipt = subscription.new_receipt()
             settings = queue.settings
-            delivery = record.hand_out(receipt, now, settings.timeout)
+            delivery = record.hand_out(receipt, now, settings.timeout, subscription.consumer)
             record.owner = subscription
             self.receipts[receipt] = record
             subscription.owned[receipt] = record
@@ -336,15 +339,31 @@ class MemoryStore(Steps):
         if now < ends.first:
             return 0
         for record in tuple(ends.take(now, chunk)):
-            if (
-                until := record.kept_until
-            ) > now:  # new settings have extended the deduplication window
+            if (until := record.needed_until) > now:  # new settings have extended the window
+                ends.add(until, record, record.seq)
+            elif (until := record.kept_until) > now and record.state is not None:
+                record.queue.kept[record.state][record] = None
                 ends.add(until, record, record.seq)
             else:
-                del record.queue.records[record.task.id]
-                record.queue.unique.remove(record)
+                self._remove(record)
                 gone += 1
         return gone
+
+    def trim(self) -> int:
+        """Delete ended records that are more than the settings keep, up to `_CHUNK` per queue; return their number."""
+        surplus = [
+            record
+            for queue in self.queues.values()
+            if queue.settings.keep_ended
+            for record in islice(queue.surplus(), _CHUNK)
+        ]
+        for record in surplus:
+            self._remove(record)
+        return len(surplus)
+
+    def _remove(self, record: TaskRecord) -> None:
+        del record.queue.records[record.task.id]
+        record.queue.clear(record)
 
     def forget_tenants(self) -> float:
         """Delete the counters of tenants without tasks, up to `_CHUNK` per queue. Return when to call this again."""

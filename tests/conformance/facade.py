@@ -69,6 +69,10 @@ class FacadeDependencies(Part):
     """Dependencies that forward to the memory backend."""
 
 
+class FacadeListing(Part):
+    """Lists that forward to the memory backend."""
+
+
 class FacadeControl(Part):
     """A control that forwards to the memory backend."""
 
@@ -134,6 +138,7 @@ class Facade:
     schedules_type: type[FacadeSchedules] = FacadeSchedules
     audit_type: type[FacadeAudit] = FacadeAudit
     dependencies_type: type[FacadeDependencies] = FacadeDependencies
+    listing_type: type[FacadeListing] = FacadeListing
 
     def __init__(self, clock: ManualClock, inner: MemoryBackend | None = None) -> None:
         """Forward to ``inner``, which several facades can share, or to a new memory backend."""
@@ -151,6 +156,7 @@ class Facade:
         self.audit = self.audit_type(self.inner.audit, self)
         self.schedules = self.schedules_type(self.inner.schedules, self)
         self.dependencies = self.dependencies_type(self.inner.dependencies, self)
+        self.listing = self.listing_type(self.inner.listing, self)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -188,6 +194,7 @@ _PARTS: dict[str, type[Part | FacadeSubscription]] = {
     "audit_type": FacadeAudit,
     "schedules_type": FacadeSchedules,
     "dependencies_type": FacadeDependencies,
+    "listing_type": FacadeListing,
 }
 
 
@@ -224,6 +231,7 @@ class _LesserControl(FacadeControl):
             fair_order=Capability.FAIR_ORDER in names,
             floor_share=Capability.FLOOR_SHARE in names,
             fan_out=Capability.FAN_OUT in names,
+            listing=Capability.LISTING in names,
         )
         return await self.inner.configure(key, settings)
 

@@ -25,6 +25,7 @@ from taskqueue_core.capabilities import Maintained
 from taskqueue_core.clock import Clock, SystemClock
 from taskqueue_core.errors import BackendUnavailable, TaskQueueError
 from taskqueue_core.recordstore import RecordBackend
+from taskqueue_core.recordstore.audit import RecordAudit
 from taskqueue_core.recordstore.backend import RecordPublisher
 from taskqueue_core.recordstore.control import RecordControl
 from taskqueue_core.recordstore.dependencies import RecordDependencies
@@ -275,6 +276,7 @@ class SharedBackend(RecordBackend):
         self.publisher = SharedPublisher(self._transitions)
         self.dead_letters._transitions = self._transitions
         self.control = SharedControl(self._transitions, self.control._stored)
+        self.audit = RecordAudit(self._transitions)
         self.schedules = SharedSchedules(self._transitions, self.publisher.publish_one)
         self.dependencies = SharedDependencies(self._transitions)
 

@@ -21,6 +21,7 @@ from tests.conformance import broken_digest as digests
 from tests.conformance import broken_flow as flow
 from tests.conformance import broken_leases as leases
 from tests.conformance import broken_limits as limits
+from tests.conformance import broken_listing as listing
 from tests.conformance import broken_order as order
 from tests.conformance import broken_replace as replacing
 from tests.conformance import broken_schedules as schedules
@@ -101,6 +102,15 @@ CASES: tuple[tuple[Broken, str, str | None], ...] = (
     (stores.ReschedulesReleased, "test_what_cannot_be_rescheduled", "3"),
     (stores.CountsSnoozes, "test_free_retry", "3"),
     (stores.UnfencedRetry, "test_settling_by_a_stale_receipt", "2"),
+    (listing.ForgetsTheTask, "test_list_of_waiting_tasks", "11"),
+    (listing.CountsByNumber, "test_a_walk_while_tasks_leave", "11"),
+    (listing.SharesCursors, "test_cursor_of_another_query", None),
+    (listing.IgnoresTheTenant, "test_list_of_a_tenant", "11"),
+    (listing.NewestIsTheSame, "test_list_of_scheduled_tasks", "11"),
+    (listing.SearchesWithoutIndex, "test_tags_that_the_queue_does_not_index", None),
+    (listing.KeepsTooMany, "test_the_oldest_kept_tasks_go", None),
+    (listing.KnowsKeptIds, "test_kept_tasks", "7"),
+    (listing.MixesEnds, "test_list_of_each_end", None),
     (limits.ChangesInSilence, "test_in_flight_limit_changes", "9"),
     (limits.ChargesTheExpired, "test_expired_take_no_tokens", "5"),
     (limits.CountsRetries, "test_retries_take_no_room", "6"),

@@ -22,6 +22,8 @@ _OF_ATTRIBUTES = {
     "Dependencies": "dependencies",
     "SlotPool": "slots",
     "Schedules": "schedules",
+    "Audit": "audit",
+    "Listing": "listing",
 }
 _MADE_BY_METHODS = {"RoomSignal"}
 _OF_REMOTE_BACKENDS = {"LongPolling"}

@@ -27,6 +27,7 @@ class TestSQLite(BackendSuite):
                 Capability.CONTROL,
                 Capability.FLOW,
                 Capability.UNIQUE,
+                Capability.AUDIT,
                 Capability.SCHEDULES,
                 Capability.AFTER,
             }

@@ -13,6 +13,8 @@ from typing import TypeVar
 import msgspec
 
 from taskqueue_core.authoring.waits import Wait
+from taskqueue_core.capabilities import TaskDetail, TaskSummary
+from taskqueue_core.capabilities.listing import ERROR_CHARACTERS
 from taskqueue_core.limits import LIMITS, clean_traceback
 from taskqueue_core.tasks import (
     Confirmation,
@@ -46,6 +48,8 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
     attempt: int = 1
     handed_out: int = 0
     """number of the attempt that was delivered last; 0 if the task was never delivered"""
+    worker: str | None = None
+    """the worker of the last delivery"""
     prior: int = 0
     losses: int = 0
     receipt: str | None = None
@@ -71,7 +75,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
     digest: bytes | None = None
     """digest of the content by which the id is recognised, if that is another one than the task's"""
     published_at: float = 0.0
-    """time of the publish that stored the task, if the task has a unique key"""
+    """time of the publish that stored the task"""
     replaced: str | None = None
     """id of the task that has got the contents of this one, which was never stored: the entry only remembers its id"""
 
@@ -153,10 +157,12 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         self.counted = counts
         return change
 
-    def hand_out(self, receipt: str, now: float, timeout: float | None = None) -> Delivery:
-        """Start a delivery with this receipt and the queue's ``timeout``, and return the delivery."""
+    def hand_out(
+        self, receipt: str, now: float, timeout: float | None = None, worker: str | None = None
+    ) -> Delivery:
+        """Start a delivery to ``worker`` with this receipt and the queue's ``timeout``, and return the delivery."""
         self.receipt, self.handed_out, self.delivered_at = receipt, self.attempt, now
-        self.timeout = timeout
+        self.timeout, self.worker = timeout, worker
         return self.delivery
 
     def settled_before(self, receipt: str, verb: str) -> Settled:
@@ -243,6 +249,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
             at=now,
             error=error[: LIMITS.text],
             traceback=None if traceback is None else clean_traceback(traceback),
+            worker=self.worker if self.handed_out == self.attempt else None,
         )
         history = [*self.history[1 - _HISTORY :], failure]
         if len(history) > _TRACEBACKS:
@@ -298,6 +305,39 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
             waits_for=() if wait is None else wait.waits_for(after),
             waits_for_total=0 if wait is None else len(wait.missing),
         )
+
+
+def summary_of(entry: Entry) -> TaskSummary:
+    """Return an entry as a list shows it."""
+    task, status = entry.task, entry.status
+    known = status.state is State.IN_FLIGHT or entry.ended
+    return TaskSummary(
+        key=task.key,
+        task_id=task.id,
+        state=status.state,
+        attempt=status.attempt,
+        losses=status.losses,
+        priority=task.priority,
+        tenant=task.tenant,
+        ordering_key=task.ordering_key,
+        tags=task.tags,
+        updated_at=status.updated_at,
+        due_at=status.due_at,
+        worker_id=entry.worker if known else None,
+        error=status.error and status.error[:ERROR_CHARACTERS],
+    )
+
+
+def detail_of(entry: Entry) -> TaskDetail:
+    """Return all that an entry says of its task."""
+    return TaskDetail(
+        status=entry.status,
+        task=entry.task,
+        published_at=entry.published_at or None,
+        delivered_at=entry.delivered_at or None,
+        worker_id=entry.worker,
+        history=tuple(entry.history),
+    )
 
 
 def error_of(state: State, reason: str | None, last_failure: Failure | None) -> str | None:

@@ -9,6 +9,7 @@ from taskqueue_core.capabilities.audit import Audit
 from taskqueue_core.capabilities.control import Control
 from taskqueue_core.capabilities.dead_letters import DeadLetters
 from taskqueue_core.capabilities.dependencies import Dependencies
+from taskqueue_core.capabilities.listing import Listing
 from taskqueue_core.capabilities.schedules import Schedules
 from taskqueue_core.capabilities.slots import SlotPool
 from taskqueue_core.capabilities.subscriptions import DeadLettering, Handover, Revocation
@@ -37,6 +38,14 @@ class HasDependencies(Protocol):
     @property
     def dependencies(self) -> Dependencies:
         """The methods that carry lines between partitions."""
+
+
+class HasListing(Protocol):
+    """A backend with the capability ``listing``."""
+
+    @property
+    def listing(self) -> Listing:
+        """The lists of tasks."""
 
 
 class HasSlots(Protocol):
@@ -99,6 +108,12 @@ def dependencies_of(backend: Backend) -> Dependencies:
     """Return the backend's ``dependencies`` attribute, or raise `CapabilityMissing`."""
     _require(backend, Capability.AFTER)
     return cast("HasDependencies", backend).dependencies
+
+
+def listing_of(backend: Backend) -> Listing:
+    """Return the backend's ``listing`` attribute, or raise `CapabilityMissing`."""
+    _require(backend, Capability.LISTING)
+    return cast("HasListing", backend).listing
 
 
 def dead_lettering_of(backend: Backend, subscription: Subscription) -> DeadLettering:

@@ -13,6 +13,7 @@ from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.composite.backend import CompositeBackend, Member, QueuePart, ReceivePlan
 from taskqueue_core.composite.control import JointControl
 from taskqueue_core.composite.dependencies import JointDependencies
+from taskqueue_core.composite.listing import JointListing
 from taskqueue_core.composite.subscription import JointSubscription
 from taskqueue_core.limits import check_name
 from taskqueue_core.migration.publisher import MigratingPublisher
@@ -72,6 +73,11 @@ class MigratingBackend(CompositeBackend):
     def dependencies(self) -> JointDependencies:
         """The lines within and between both sides. Raises `CapabilityMissing` unless both sides support them."""
         return JointDependencies(self)
+
+    @property
+    def listing(self) -> JointListing:
+        """The lists of both sides. Raises `CapabilityMissing` unless both sides support them."""
+        return JointListing(self)
 
     @property
     def schedules(self) -> MigratingSchedules:

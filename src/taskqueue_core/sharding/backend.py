@@ -19,6 +19,7 @@ from taskqueue_core.composite.backend import (
     renamed,
 )
 from taskqueue_core.composite.dependencies import JointDependencies
+from taskqueue_core.composite.listing import JointListing
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.limits import check_name
 from taskqueue_core.shard_guard import MARKER
@@ -57,6 +58,11 @@ class ShardedBackend(CompositeBackend):
     def dependencies(self) -> JointDependencies:
         """The lines between shards and queues. Raises `CapabilityMissing` unless the store supports them."""
         return JointDependencies(self)
+
+    @property
+    def listing(self) -> JointListing:
+        """The lists of all queues. Raises `CapabilityMissing` unless the store supports them."""
+        return JointListing(self)
 
     @property
     def schedules(self) -> ShardedSchedules:

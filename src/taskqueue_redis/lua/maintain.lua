@@ -84,7 +84,7 @@ do
         over[#over + 1] = ids[i] -- the record is damaged
       elseif r and is_over(r) and (not ends or r.at == ends[i]) and not (results and call('ZSCORE', q.name .. '/k', ids[i])) then
         local u = unique and unique_of(q, ids[i])
-        local first = not ends and first_end(q, r.state)
+        local first = not ends and r.at + (kept_of(q)) > now and first_end(q, r.state)
         if first and first <= r.at then
           -- it is still in the list of ends
         elseif not ends and r.at + q.window > now then -- the window is longer than it was
