@@ -21,12 +21,12 @@ from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, cast
 import typer
 import typer.core
 
-from taskqueue_cli.output import option
+from taskqueue_cli.output import note, option
 from taskqueue_core.assembly import open_backend
 from taskqueue_core.backend import Backend, Capability
 from taskqueue_core.capabilities import AuditEntry, audit_of, has
 from taskqueue_core.config import Settings, load_settings
-from taskqueue_core.errors import BackendUnavailable, ConfigurationError
+from taskqueue_core.errors import BackendUnavailable, ConfigurationError, TaskQueueError
 from taskqueue_core.hooks import Hooks, load_plugins
 from taskqueue_core.instrumented import InstrumentedBackend
 
@@ -195,11 +195,17 @@ def with_backend(server: str | None, act: Callable[[Backend], Awaitable[T]]) -> 
 async def record_action(
     backend: Backend, action: str, key: str, *, tasks: int | None = None, details: str = ""
 ) -> None:
-    """Add an action of this command to the audit log of the store, unless a server has recorded it."""
+    """Add an action of this command to the audit log of the store, unless a server has recorded it.
+
+    The action was carried out, so a failure is only a warning.
+    """
     if has(backend, Capability.AUDIT):
         actor = f"{getuser()}@{gethostname()}"
         entry = AuditEntry(actor=actor, action=action, key=key, tasks=tasks, details=details)
-        await audit_of(backend).record(entry)
+        try:
+            await audit_of(backend).record(entry)
+        except TaskQueueError as error:
+            note(f"the action is done, but not in the audit log: {error}", "yellow")
 
 
 async def _within_outage_limit(backend: Backend, call: Awaitable[T]) -> T:

@@ -1,7 +1,7 @@
 """Lists of tasks in the memory backend.
 
-A page looks at all records of the queue, which takes about a second for a million of them; other coroutines run
-meanwhile. It reads at most `LOOKED_AT` of those that are in the state, in their order.
+A page looks at all records of the queue, in steps between which other coroutines run. It reads at most `LOOKED_AT` of
+those that are in the state, in their order.
 """
 
 from __future__ import annotations

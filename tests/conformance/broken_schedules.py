@@ -57,7 +57,7 @@ class MovesOnWhenRefused(_Firing):
 
 
 class ForgetsTheRefused(_Firing):
-    """Defect: if a later task of a plan is refused, the schedule goes on with the next time of the plan."""
+    """Defect: if a later task of a plan is refused, the schedule continues with the next time of the plan."""
 
     async def fire_one(self, fire: Fire) -> Fired:
         done = await super().fire_one(fire)

@@ -103,7 +103,7 @@ class ListingEndedSuite(Harness, needs=(Capability.LISTING,)):
 
     @needs(Capability.CONTROL)
     async def test_kept_tasks_have_an_end(self, bench: Bench) -> None:
-        """After ``keep_ended`` they are forgotten; a walk over what is left goes on where it was (law 11; U18)."""
+        """After ``keep_ended`` they are forgotten; a walk over what is left continues where it was (law 11; U18)."""
         await bench.configure(dedupe_window=0, result_ttl=0, keep_ended=4 * bench.short)
         await _end(bench, "t0", "t1")
         await bench.advance(3 * bench.short)

@@ -1,7 +1,7 @@
 """The capability ``listing``: the tasks of a queue by state, tenant, tag and worker, page by page.
 
-A page costs what it shows: the store reads the records of the page, and those that a filter skips, of which there is a
-limit. So a page may have fewer tasks than were asked for, even none, and still name a next page.
+A store reads the records of a page, and those that a filter skips, of which there is a limit. So a page may have
+fewer tasks than were asked for, even none, and still name a next page.
 
 Tags are found if the queue's setting ``index`` names them; each task is indexed by the setting at the time of its
 publish. Tasks that have ended are listed while their records exist: for ``dedupe_window``, or as long as the settings
@@ -110,7 +110,7 @@ class Listing(Protocol):
         ``newest`` is the exact reverse.
 
         A task that stays in the state and at its place, while all pages are read one after another, is on exactly one
-        of them (law 11). Tasks that enter or leave the state meanwhile may be on one or on none. No task is there twice
+        of them (law 11). Tasks that enter or leave it during that time may be on one or on none. No task is there twice
         unless it left its place: it left the state and came back, got another time or other contents, or obtained its
         ordering key; or the order of the queue was changed. In a sharded queue, one shard follows the other.
         """

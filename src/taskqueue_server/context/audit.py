@@ -34,7 +34,7 @@ async def record_action(backend: Backend, entry: AuditEntry) -> None:
         async with asyncio.timeout(_SECONDS):
             await audit_of(backend).record(entry)
     except Exception as error:  # noqa: BLE001 - the action was carried out, so the client gets its answer
-        reason = error.code if isinstance(error, TaskQueueError) else "timeout"
+        reason = error.code if isinstance(error, TaskQueueError) else type(error).__name__
         _log.warning(
             "the store has not taken an entry of the audit log", extra={**fields, "reason": reason}
         )
