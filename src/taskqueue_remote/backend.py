@@ -18,6 +18,7 @@ from taskqueue_remote.client import HttpClient
 from taskqueue_remote.control import RemoteControl
 from taskqueue_remote.dead_letters import RemoteDeadLetters
 from taskqueue_remote.dependencies import RemoteDependencies
+from taskqueue_remote.listing import RemoteListing
 from taskqueue_remote.publisher import RemotePublisher
 from taskqueue_remote.schedules import RemoteSchedules
 from taskqueue_remote.workflows import RemoteWorkflows
@@ -44,6 +45,7 @@ class RemoteBackend:
                 Capability.FAN_OUT,
                 Capability.UNIQUE,
                 Capability.AUDIT,
+                Capability.LISTING,
                 Capability.SCHEDULES,
                 Capability.AFTER,
             }
@@ -70,6 +72,7 @@ class RemoteBackend:
         self.control = RemoteControl(self._client)
         self.dead_letters = RemoteDeadLetters(self._client)
         self.audit = RemoteAudit(self._client)
+        self.listing = RemoteListing(self._client)
         self.schedules = RemoteSchedules(self._client)
         self.workflows = RemoteWorkflows(self._client)
         self.dependencies = RemoteDependencies(self._client)

@@ -18,6 +18,9 @@ PAYLOAD = b'{"card": "secret-4711"}'
 WITH_A_TASK = (
     "/v1/tasks/a/done",
     "/v1/tasks/a/dead",
+    "/v1/tasks/a/done?detail=true",
+    "/v1/tasks/a/dead?detail=true",
+    "/v1/queues/a/tasks?state=dead",
     "/tasks/a/done",
     "/tasks/a/dead",
     "/",
@@ -67,7 +70,7 @@ async def test_an_observer_sees_no_payload_and_changes_nothing(tmp_path: Path) -
             assert SECRET not in answer.text, where
             assert 'method="post"' not in answer.text.replace('method="post" action="/logout"', "")
             shown += SECRET in (await client.get(where, headers=bearer(ADMIN))).text
-        assert shown == 4  # the result, the dead letter, and the schedule twice
+        assert shown == 5  # the result, the dead letter twice, and the schedule twice
 
 
 def test_a_pattern_covers_internal_queues() -> None:

@@ -105,7 +105,7 @@ async def test_it_is_true(api: httpx2.AsyncClient, backend: MemoryBackend, opera
     await api.put("/v1/schedules/s", json=BODIES["/v1/schedules/{name}"])
     proper = BODIES.get(operation.path, {"ids": ["a"]})
     plain = url = operation.path.format(**_NAMES)
-    needed = {"/v1/queues/{key}/purge": "confirm=k"}
+    needed = {"/v1/queues/{key}/purge": "confirm=k", "/v1/queues/{key}/tasks": "state=dead"}
     if operation.method == "DELETE":
         needed |= {"/v1/queues/{key}": "confirm=k", "/v1/queues/{key}/settings": "version=0"}
     if operation.path in needed and operation.query:

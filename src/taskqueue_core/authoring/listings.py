@@ -20,7 +20,7 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import check_name, check_number, check_tag, kind_of
 from taskqueue_core.tasks import State
 
-_LONGEST = 2000
+CURSOR_CHARACTERS = 2000
 """maximum number of characters of a cursor"""
 _MOST = 1000
 _DIGEST = 8
@@ -93,14 +93,12 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
         """Return the position in a cursor; ``None`` for no cursor. Raises `InvalidInput`."""
         if after is None:
             return None
-        refused = InvalidInput("after", kind_of(after), "the field next of a page, unchanged")
-        if len(after) > _LONGEST:
-            raise refused
+        check_cursor(after)
         try:
             text = urlsafe_b64decode(after + "=" * (-len(after) % 4))
             position = msgspec.msgpack.decode(text[_DIGEST:], type=form)
         except (ValueError, RecursionError) as error:
-            raise refused from error
+            raise _damaged(after) from error
         if text[:_DIGEST] != self._digest:
             raise InvalidInput(
                 "after",
@@ -112,6 +110,16 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def _digest(self) -> bytes:
         return blake2b(_encoder.encode(self), digest_size=_DIGEST).digest()
+
+
+def check_cursor(after: object) -> None:
+    """Raise `InvalidInput` if a value is no text, or longer than any cursor."""
+    if not isinstance(after, str) or len(after) > CURSOR_CHARACTERS:
+        raise _damaged(after)
+
+
+def _damaged(after: object) -> InvalidInput:
+    return InvalidInput("after", kind_of(after), "the field next of a page, unchanged")
 
 
 ENDED = (State.DONE, State.EXPIRED, State.CANCELLED, State.DISCARDED)

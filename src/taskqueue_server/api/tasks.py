@@ -16,6 +16,7 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_time
 from taskqueue_core.queue import instant
 from taskqueue_core.tasks import Confirmation, Published, Refusal, State, Task, TaskStatus
+from taskqueue_server.api.listing import DETAIL, TaskOut, detailed, unknown_task
 from taskqueue_server.api.models import (
     Cancelled,
     Closed,
@@ -197,15 +198,21 @@ async def status(call: RequestContext) -> Response:
     """Return the status of a task.
 
     With ``wait``, the response is sent once the task has ended or become a dead letter, at the latest after ``wait``
-    seconds.
+    seconds. With ``detail``, it has what else the store knows of the task, under ``detail``. The payload and the
+    headers are shown to tokens with the right ``admin`` only, and only while the task is live or a dead letter.
     """
     key, task_id = call.name("key"), call.name("id")
-    most = seconds(call)
+    most, detail = seconds(call), call.flag("detail")
+    if detail and not most:
+        return answer(await detailed(call, key, task_id))
     (found,) = await call.context.control.statuses(key, task_id)
-    if await waited(call, found, most):
+    changed = await waited(call, found, most)
+    if detail:
+        return answer(await detailed(call, key, task_id))
+    if changed:
         (found,) = await call.context.control.statuses(key, task_id)
     if found is None:
-        raise ProblemError(404, "unknown_task", "task not found, or its record has expired")
+        raise unknown_task()
     return answer(found)
 
 
@@ -308,10 +315,10 @@ OPERATIONS = (
         "GET",
         "/v1/tasks/{key}/{id}",
         status,
-        {200: TaskStatus},
+        {200: TaskOut},
         id="tasks_status",
         verb=LOOKING_UP,
-        query=(WAIT,),
+        query=(WAIT, DETAIL),
         problems=(404, 429),
     ),
     _operation(

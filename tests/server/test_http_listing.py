@@ -1,0 +1,172 @@
+"""Lists of tasks and the details of a task over HTTP, and through the backend named ``server``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from msgspec import structs
+
+from taskqueue_core.backend import Capabilities, Capability
+from taskqueue_core.capabilities import QueueSettings, listing_of
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.tasks import State, Task
+from taskqueue_memory import MemoryBackend
+from taskqueue_remote import RemoteBackend
+from tests.server.access import bearer, entry, write
+from tests.server.support import app_client, http, problem, running
+from tests.server.test_http_operations import bury
+
+ADMIN, APP = "tq_operates", "tq_publishes"
+LIST = "/v1/queues/k/tasks"
+
+
+async def test_pages_of_a_list(api: httpx2.AsyncClient, backend: MemoryBackend) -> None:
+    """U18: each page has the URL of the next one; all of them together have each task once, in both orders."""
+    await backend.publisher.publish(*(Task(key="k", id=f"t{n}", tenant="a") for n in range(5)))
+    for newest in ("", "&newest=true"):
+        where: str | None = f"{LIST}?state=waiting&limit=2{newest}"
+        found: list[str] = []
+        while where is not None:
+            page = await api.get(where)
+            body = page.json()
+            found += [task["task_id"] for task in body["tasks"]]
+            assert body["looked_at"] == len(body["tasks"])
+            where = page.links["next"]["url"] if "next" in body else None
+        assert found == sorted(found, reverse=bool(newest))
+        assert len(found) == 5
+    (task, *_) = (await api.get(f"{LIST}?state=waiting&tenant=a")).json()["tasks"]
+    assert task | {"updated_at": 0} == {
+        "key": "k", "task_id": "t0", "state": "waiting", "attempt": 1, "losses": 0, "priority": 5,
+        "tenant": "a", "ordering_key": None, "tags": [], "updated_at": 0, "due_at": None,
+        "worker_id": None, "error": None,
+    }  # fmt: skip
+    assert (await api.get(f"{LIST}?state=waiting&tenant=b")).json()["tasks"] == []
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("", "state"),
+        ("state=running", "state"),
+        ("state=waiting&tag=user:1", "tag"),
+        ("state=waiting&worker=w", "worker"),
+        ("state=done&worker=w", "worker"),
+        ("state=waiting&limit=1001", "limit"),
+        ("state=waiting&after=x", "after"),
+        (f"state=waiting&after={'x' * 3000}", "after"),
+        ("state=waiting&newest=1", "newest"),
+        ("state=waiting&tenants=a", "query"),
+    ],
+)
+async def test_what_is_refused(api: httpx2.AsyncClient, query: str, field: str) -> None:
+    """U18: the error names the parameter of a list that is not possible."""
+    problem(await api.get(f"{LIST}?{query}"), 422, "invalid_input", field)
+
+
+async def test_a_cursor_of_another_list(api: httpx2.AsyncClient, backend: MemoryBackend) -> None:
+    """U18: a cursor is refused for another state, filter, order or queue."""
+    await backend.publisher.publish(Task(key="k"), Task(key="k"))
+    cursor = (await api.get(f"{LIST}?state=waiting&limit=1")).json()["next"]
+    for other in ("state=dead", "state=waiting&tenant=a", "state=waiting&newest=true"):
+        problem(await api.get(f"{LIST}?{other}&after={cursor}"), 422, "invalid_input", "after")
+    where = f"/v1/queues/other/tasks?state=waiting&after={cursor}"
+    problem(await api.get(where), 422, "invalid_input", "after")
+
+
+async def test_a_backend_without_lists() -> None:
+    """U18: the response is 501 and names the capability."""
+
+    class Store(MemoryBackend):
+        capabilities = Capabilities(
+            names=MemoryBackend.capabilities.names - {Capability.LISTING}, shared=False
+        )
+
+    backend = Store()
+    await backend.publisher.publish(Task(key="k", id="a"))
+    async with app_client(backend) as api:
+        for where in (f"{LIST}?state=waiting", "/v1/tasks/k/a?detail=true"):
+            problem(await api.get(where), 501, "capability_missing")
+        assert (await api.get("/v1/tasks/k/a")).status_code == 200
+
+
+async def test_details_by_right(tmp_path: Path) -> None:
+    """U21: only ``admin`` sees the payload and the headers of a live task or dead letter; no token those of others."""
+    rows = [entry(ADMIN, "ops", verbs=["admin"]), entry(APP, "app", verbs=["publish"])]
+    async with running(tokens_file=write(tmp_path / "t.toml", *rows)) as it, http(it) as client:
+        secret: dict[str, Any] = {"payload": b'"secret"', "headers": {"h": "secret"}}
+        await it.publish("done", key="k", content_digest=b"d" * 16, **secret)
+        async with it.backend.subscribe(["k"], "w1") as subscription:
+            (delivery,) = (await subscription.receive(1, 5)).deliveries
+            await subscription.ack(delivery, results=[b'"secret"'])
+        await it.publish("live", key="k", tags=("user:1",), **secret)
+
+        async def detail(token: str, task_id: str) -> dict[str, Any]:
+            where = f"/v1/tasks/k/{task_id}?detail=true&wait=0"
+            answer = await client.get(where, headers=bearer(token))
+            assert answer.status_code == 200
+            plain = await client.get(f"/v1/tasks/k/{task_id}", headers=bearer(token))
+            found: dict[str, Any] = answer.json()
+            shown: dict[str, Any] = found.pop("detail")
+            assert found == plain.json()
+            assert ("secret" in answer.text) == (token == ADMIN and task_id == "live")
+            return shown
+
+        task = {"id": "live", "key": "k", "tags": ["user:1"]}
+        for_admins = {"payload": "secret", "headers": {"h": "secret"}}
+        assert (await detail(APP, "live"))["task"] == task
+        assert (await detail(ADMIN, "live"))["task"] == task | for_admins
+        assert (await detail(ADMIN, "done"))["task"] == {"id": "done", "key": "k"}
+        assert (await detail(APP, "done"))["worker_id"] == "w1"
+        missing = await client.get("/v1/tasks/k/no?detail=true", headers=bearer(APP))
+        problem(missing, 404, "unknown_task")
+        lists = await client.get(f"{LIST}?state=waiting", headers=bearer(APP))
+        problem(lists, 403, "forbidden")
+
+
+async def test_the_remote_backend_lists_the_same() -> None:
+    """U18, G4: through a server, lists, details and errors are those of the store."""
+    store = MemoryBackend()
+    settings = QueueSettings(index=("user",), keep_ended=600)
+    await store.control.configure("k", settings)
+    await bury(store, "x1", "x2", "x3")
+    task = Task(key="k", id="t", tags=("user:1",), tenant="a", headers={"h": "1"}, payload=b"[1]")
+    await store.publisher.publish(task, Task(key="k", id="later", not_before=store.now() + 900))
+    async with store.subscribe(["k"], "w1") as subscription, running(store) as it:
+        remote = RemoteBackend(it.server.url)
+        ours, theirs = listing_of(store), listing_of(remote)
+        (delivery,) = (await subscription.receive(1, 5)).deliveries
+        for query in (
+            {"state": State.DEAD, "limit": 2, "newest": True},
+            {"state": State.SCHEDULED},
+            {"state": State.IN_FLIGHT, "worker": "w1", "tenant": "a"},
+            {"tag": "user:1"},
+            {"state": State.DONE, "worker": "w1"},
+        ):
+            page = await theirs.tasks("k", **query)
+            assert page == await ours.tasks("k", **query)
+            if page.next:
+                rest = await theirs.tasks("k", after=page.next, **query)
+                assert [task.task_id for task in rest.tasks] == ["x1"]
+        for task_id in ("t", "later", "x1", "no"):
+            assert await theirs.task("k", task_id) == await ours.task("k", task_id)
+        await subscription.ack(delivery)
+        ended = await ours.task("k", "t")
+        assert ended is not None
+        bare = structs.replace(ended.task, payload=b"null", headers={})
+        assert await theirs.task("k", "t") == structs.replace(ended, task=bare)
+        wrong: tuple[dict[str, Any], ...] = (
+            {}, {"tag": "job:1"}, {"state": State.DEAD, "limit": 0},
+            {"state": State.DEAD, "after": "x" * 9000}, {"state": State.DEAD, "after": "x"},
+            {"state": State.DEAD, "worker": "w"},
+        )  # fmt: skip
+        for query in wrong:
+            errors = []
+            for listing in (ours, theirs):
+                with pytest.raises(InvalidInput) as refused:
+                    await listing.tasks("k", **query)
+                errors.append(refused.value.field)
+            assert errors[0] == errors[1]
+        await remote.aclose()
