@@ -57,7 +57,6 @@ async def test_a_master_with_a_replica_dies(folder: Path, timeout: int) -> None:
     config = {"cluster-node-timeout": str(timeout), "cluster-require-full-coverage": "no"}
     async with Clustered(folder, shape, replicas=1, config=config) as world:
         await world.begin()
-        await world.holding("consumer", 0, 1)
         dead = world.owner("beta")
         theirs, others = world.keys_of(dead), world.keys_but(dead)
         since = time.monotonic()
@@ -86,7 +85,6 @@ async def test_a_master_without_a_replica_dies(folder: Path, coverage: str, seed
     config = {"cluster-node-timeout": "500", "cluster-require-full-coverage": coverage}
     async with Clustered(folder, shape, seed=seed, config=config) as world:
         await world.begin()
-        await world.holding("consumer", 0, 1)
         dead = world.owner("beta")
         theirs, others = world.keys_of(dead), world.keys_but(dead)
         since = time.monotonic()
@@ -115,7 +113,6 @@ async def test_a_busy_slot_moves(folder: Path, cluster: Cluster, seed: int) -> N
     shape = clustered(tasks=1200, seconds=2.0)
     async with Clustered(folder, shape, seed=seed, cluster=cluster) as world:
         await world.begin()
-        await world.holding("consumer", 0, 1)
         home = world.owner("alpha")
         others = [node for node in world.cluster.masters if node is not home]
         spans: list[tuple[float, float]] = []
@@ -136,7 +133,6 @@ async def test_slots_move_while_consumers_die(folder: Path, cluster: Cluster, se
     shape = clustered(tasks=1200, seconds=3.0, consumers=3)
     async with Clustered(folder, shape, seed=seed, cluster=cluster) as world:
         await world.begin()
-        await world.holding("consumer", 0, 1)
         for turn in range(2):
             for key in ("alpha", "beta", "gamma"):
                 masters = world.cluster.masters
@@ -215,7 +211,6 @@ async def test_the_number_of_shards_changes(folder: Path, cluster: Cluster, seed
     async with Sharded(folder, shape, seed=seed, cluster=cluster) as world:
         await world.spread(4)
         await world.begin()
-        await world.holding("consumer", 0, 1)
         for turn, number in enumerate((8, 3, 8)):
             await asyncio.gather(
                 world.spread(number),

@@ -16,7 +16,6 @@ from tests.chaos.world import Outcome
 async def lagging_failover(world: Pair) -> Outcome:
     """Cut the replica off under load, kill the master a little later, promote the replica."""
     await world.begin()
-    await world.holding("consumer", 0, 1)
     await world.cut_replica_off()
     await asyncio.sleep(0.4)
     await world.fail_over()
@@ -87,7 +86,6 @@ async def test_sentinels_promote_the_replica(folder: Path, kind: str) -> None:
     shape = small(tasks=900, seconds=3.0, simple=True, liveness=40.0)
     async with Guarded(folder, shape) as world:
         await world.begin()
-        await world.holding("consumer", 0, 1)
         taken = await world.lose_master(kind)
         outcome = await world.finish()
     verdict = outcome.verdict

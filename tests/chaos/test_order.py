@@ -97,7 +97,6 @@ async def _many_entities(
     )  # fmt: skip
     async with World(folder, shape, seed=seed) as world:
         await world.begin()
-        await world.holding("consumer", 0, 1)
         for number in range(3):
             await asyncio.gather(
                 world.inflict("kill", "consumer", number),

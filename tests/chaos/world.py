@@ -231,14 +231,19 @@ class World:
         self.cast.start(role, number, env, self.setup(role, number))
 
     async def begin(self) -> None:
-        """Start all processes, and wait until each has done something."""
+        """Start the consumers, then the producers; wait until each has done something.
+
+        Producers publish for a limited time, which must not pass while a consumer is still starting.
+        """
         self.phase("load")
-        for number in range(self.shape.consumers):
-            await self.start("consumer", number)
-        for number in range(self.shape.producers if self.shape.tasks else 0):
-            await self.start("producer", number)
-        for actor in self.cast.all:
-            await self.present(actor)
+        for role, count in (
+            ("consumer", self.shape.consumers),
+            ("producer", self.shape.producers if self.shape.tasks else 0),
+        ):
+            for number in range(count):
+                await self.start(role, number)
+            for actor in self.cast.of(role):
+                await self.present(actor)
 
     async def present(self, actor: Actor) -> None:
         """Wait until a process has done something or has ended."""
