@@ -51,6 +51,7 @@ from taskqueue_conformance.suites.schedule import ScheduleSuite
 from taskqueue_conformance.suites.schedule_fires import ScheduleFiresSuite
 from taskqueue_conformance.suites.schedules_kept import SchedulesKeptSuite
 from taskqueue_conformance.suites.settle import SettleSuite
+from taskqueue_conformance.suites.streams import StreamsSuite
 from taskqueue_conformance.suites.tenants import TenantsSuite
 from taskqueue_conformance.suites.tracking import TrackingSuite
 from taskqueue_conformance.suites.unique import UniqueSuite
@@ -110,6 +111,7 @@ class BackendSuite(
     ScheduleFiresSuite,
     SchedulesKeptSuite,
     ScheduleSuite,
+    StreamsSuite,
     WaitingSuite,
     ClosingSuite,
     SettleSuite,

@@ -172,6 +172,8 @@ class Capability(StrEnum):
     """keeps schedules, and publishes the task of each instant exactly once"""
     LISTING = "listing"
     """lists tasks by state, tenant, tag and worker, and supports the settings ``index`` and ``keep_ended``"""
+    STREAMS = "streams"
+    """keeps events of running tasks for readers in other processes; the queue's settings limit how many"""
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):

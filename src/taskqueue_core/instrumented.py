@@ -33,6 +33,7 @@ from taskqueue_core.capabilities import (
     HasListing,
     HasSchedules,
     HasSlots,
+    HasStreams,
     Listing,
     LongPolling,
     Maintained,
@@ -41,6 +42,7 @@ from taskqueue_core.capabilities import (
     RoomSignals,
     Schedules,
     SlotPool,
+    Streams,
 )
 from taskqueue_core.capabilities.schedules import OVERLAP
 from taskqueue_core.errors import LeaseLost
@@ -106,6 +108,10 @@ class InstrumentedBackend:
     def schedules(self) -> Schedules:
         """The ``schedules`` of the wrapped backend, with hooks for the tasks that they publish."""
         return InstrumentedSchedules(cast("HasSchedules", self.inner).schedules, self.hooks)
+
+    @property
+    def streams(self) -> Streams:
+        return cast("HasStreams", self.inner).streams
 
     @property
     def workflows(self) -> object:

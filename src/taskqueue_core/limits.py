@@ -75,6 +75,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """maximum number of characters of the id of a workflow; the id of a task in it is this one and the step's name"""
     step_name: int = 99
     """maximum number of characters of the name of a step of a workflow"""
+    event: int = 64 * 1024
+    """maximum number of bytes of an event that a task streams, as JSON text"""
+    channel: int = 50
+    """maximum number of characters of the name of a channel of events"""
     document: int = 64 * 1024
     """maximum number of bytes of the JSON document that a slot pool stores for a model"""
 
@@ -146,6 +150,17 @@ def check_name(field: str, value: object) -> None:
         field,
         got,
         f"1 to {LIMITS.name} characters of A-Z a-z 0-9 . _ : @ = + < > ~ -, starting with a letter, digit, _ or <",
+    )
+
+
+def check_channel(field: str, value: object) -> None:
+    """Check the name of a channel of events: as a key, but of at most 50 characters."""
+    if isinstance(value, str) and len(value) <= LIMITS.channel and _NAME.fullmatch(value):
+        return
+    raise InvalidInput(
+        field,
+        kind_of(value),
+        f"1 to {LIMITS.channel} characters of A-Z a-z 0-9 . _ : @ = + < > ~ -, starting with a letter, digit, _ or <",
     )
 
 

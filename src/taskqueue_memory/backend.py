@@ -21,6 +21,7 @@ from taskqueue_memory.listing import MemoryListing
 from taskqueue_memory.room_signal import MemoryRoomSignal
 from taskqueue_memory.schedules import MemorySchedules
 from taskqueue_memory.slots.pool import MemorySlots
+from taskqueue_memory.streams import MemoryStreams
 from taskqueue_memory.subscription import MemorySubscription
 from taskqueue_memory.transitions import MemoryStore
 
@@ -92,6 +93,7 @@ class MemoryBackend:
         self.schedules = MemorySchedules(self._store)
         self.dependencies = MemoryDependencies(self._store)
         self.listing = MemoryListing(self._store)
+        self.streams = MemoryStreams(self._store)
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> MemorySubscription:
         check_name("consumer", consumer)

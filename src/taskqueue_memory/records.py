@@ -23,6 +23,7 @@ from taskqueue_core.tasks import (
     State,
 )
 from taskqueue_memory.due_heap import DueHeap
+from taskqueue_memory.event_streams import MemoryEventStream
 from taskqueue_memory.lanes import Lanes, OrderingKeys
 from taskqueue_memory.tag_index import TagIndex
 from taskqueue_memory.tenants import TenantItem, Tenants
@@ -84,6 +85,9 @@ class TaskRecord(TenantItem, kw_only=True, eq=False):
     linked: bool = False
     """whether other tasks wait for this one, or it waits for them"""
 
+    stream: MemoryEventStream | None = None
+    """the events of the task, if it has streamed any"""
+
     def shed(self) -> None:
         """Replace a long payload with its digest, because an ended task is kept only to detect duplicates."""
         if self.wait is not None:
@@ -93,11 +97,18 @@ class TaskRecord(TenantItem, kw_only=True, eq=False):
             self.task = msgspec.structs.replace(self.task, payload=b"null")
 
     @property
+    def stream_until(self) -> float:
+        """The time until which the events of a task that has ended, or of a dead letter, are kept."""
+        return self.updated_at + self.queue.settings.stream_ttl
+
+    @property
     def needed_until(self) -> float:
         """The time until which an ended record is needed for other purposes than lists, by the current settings."""
         window = self.updated_at + self.queue.settings.dedupe_window
         if self.task.unique is not None:
             window = max(window, self.period_end)
+        if self.stream is not None:
+            window = max(window, self.stream_until)
         return max(window, self.result_until) if self.result else window
 
     @property

@@ -7,10 +7,11 @@ from collections.abc import Iterable
 
 from taskqueue_core.authoring.listings import indexed_tags
 from taskqueue_core.authoring.waits import Change
-from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.capabilities import Event, QueueSettings
 from taskqueue_core.clock import Clock
 from taskqueue_core.tasks import Delivery, Expired, Settled, State
 from taskqueue_memory.batches import Batches
+from taskqueue_memory.event_streams import MemoryEventStream
 from taskqueue_memory.journal import MemoryJournal
 from taskqueue_memory.links import Links
 from taskqueue_memory.records import QueueState, TaskRecord
@@ -27,6 +28,8 @@ class Steps:
         self.queues: dict[str, QueueState] = {}
         self.receipts: dict[str, TaskRecord] = {}
         self.signals = RoomNotifier(clock)
+        self.streaming = RoomNotifier(clock)
+        """notifies the readers of a task, by its key, "/" and its id, of new events"""
         self.recovered = 0
         """number of deliveries that were taken back for lack of progress since the last `maintain`"""
         self._seq = itertools.count(1)
@@ -160,8 +163,25 @@ class Steps:
             self.notify(queue, 1)
         if change < 0 and self.signals.open and queue.bounded:
             self.signals.notify(queue.key)
+        if record.linked or record.stream is not None:
+            self._report(record, before, state)
+
+    def _report(self, record: TaskRecord, before: State | None, state: State) -> None:
+        """Report a change to the tasks that wait for this one, and to the readers of its events."""
         if record.linked:
             self.links.changed(record, before)
+        if (stream := record.stream) is None:
+            return
+        kept, now = record.queue.settings.stream_ttl, record.updated_at
+        if before is State.DEAD and stream.events[-1].at + kept <= now:
+            record.stream = None
+        elif event := stream.changed(before, state, now):
+            self.keep_event(record, stream, event)
+
+    def keep_event(self, record: TaskRecord, stream: MemoryEventStream, event: Event) -> None:
+        """Keep an event that was added to the stream of a record, cut older ones, and notify the readers."""
+        stream.keep(event, record.queue.settings)
+        self.streaming.notify(f"{record.task.key}/{record.task.id}")
 
     def _note(
         self,

@@ -12,6 +12,7 @@ from taskqueue_core.authoring.batches import is_batch
 from taskqueue_core.authoring.entries import held_by, meet
 from taskqueue_core.authoring.helpers import refusal
 from taskqueue_core.authoring.waits import refused_with_parents
+from taskqueue_core.capabilities import EventKind
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.limits import LIMITS, check_time
 from taskqueue_core.tasks import (
@@ -207,6 +208,7 @@ class MemoryStore(Steps):
                     state=None,
                     wait=None,
                     notes=None,
+                    stream=None,
                 )
             )
         if not was_live:
@@ -297,6 +299,9 @@ class MemoryStore(Steps):
             return False
         record.progress, record.updated_at = value, self.clock.now()
         self._watch(record)
+        if record.stream is not None:
+            event = record.stream.note(EventKind.PROGRESS, value, record.updated_at)
+            self.keep_event(record, record.stream, event)
         return True
 
     def redrive(self, record: TaskRecord) -> None:

@@ -22,6 +22,7 @@ from taskqueue_redis.listing import RedisListing
 from taskqueue_redis.publisher import RedisPublisher
 from taskqueue_redis.schedules import RedisSchedules
 from taskqueue_redis.slots.pool import RedisSlots
+from taskqueue_redis.streams import RedisStreams
 from taskqueue_redis.subscription import RedisSubscription
 
 _HEALTH_SECONDS = 3.0
@@ -52,6 +53,7 @@ class RedisBackend:
         self.audit = RedisAudit(self._context)
         self.schedules = RedisSchedules(self._context)
         self.listing = RedisListing(self._context, self.control)
+        self.streams = RedisStreams(self._context)
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> RedisSubscription:
         check_name("consumer", consumer)

@@ -194,11 +194,9 @@ class RedisControl(_ScriptCaller):
         receipt = parse_receipt(delivery.receipt)
         if receipt is None or receipt.key != delivery.task.key:
             return False
-        packed = msgspec.msgpack.encode(progress)
-        reply = await self._of(
-            "progress", receipt.key, delivery.task.id, receipt.fence, receipt.token, packed
-        )
-        return bool(reply)
+        place = receipt.key, delivery.task.id, receipt.fence, receipt.token
+        texts = msgspec.msgpack.encode(progress), msgspec.json.encode(progress)
+        return bool(await self._of("progress", *place, *texts))
 
     async def cancel(self, key: str, task_id: str) -> bool:
         return bool(await self._of("cancel", key, task_id))

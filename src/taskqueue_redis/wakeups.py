@@ -24,7 +24,7 @@ _RETRY_SECONDS = 1.0
 
 def channel_of(
     partition: str,
-    kind: Literal["bell", "room", "slots", "schedules", "lines", "process"],
+    kind: Literal["bell", "room", "slots", "schedules", "lines", "events", "process"],
     name: str,
 ) -> str:
     """Return the name of a channel.
@@ -32,7 +32,8 @@ def channel_of(
     ``bell``: new work in queue ``name``, or a new due time in the partition if ``name`` is empty. ``room``: the full
     queue ``name`` may accept tasks again. ``slots``: free slots of a model, and notes for its jobs. ``schedules``: a
     schedule of the partition may fire earlier than the one that was first before. ``lines``: lines for
-    other partitions. ``process``: deliveries that the consumers of a process have lost.
+    other partitions. ``events``: events of the task ``name``, its queue, "/" and its id. ``process``: deliveries that
+    the consumers of a process have lost.
     """
     return f"{partition}:{kind}:{name}"
 

@@ -65,6 +65,10 @@ class FacadeSchedules(Part):
     """Schedules that forward to the memory backend."""
 
 
+class FacadeStreams(Part):
+    """Streams that forward to the memory backend."""
+
+
 class FacadeDependencies(Part):
     """Dependencies that forward to the memory backend."""
 
@@ -139,6 +143,7 @@ class Facade:
     audit_type: type[FacadeAudit] = FacadeAudit
     dependencies_type: type[FacadeDependencies] = FacadeDependencies
     listing_type: type[FacadeListing] = FacadeListing
+    streams_type: type[FacadeStreams] = FacadeStreams
 
     def __init__(self, clock: ManualClock, inner: MemoryBackend | None = None) -> None:
         """Forward to ``inner``, which several facades can share, or to a new memory backend."""
@@ -157,6 +162,7 @@ class Facade:
         self.schedules = self.schedules_type(self.inner.schedules, self)
         self.dependencies = self.dependencies_type(self.inner.dependencies, self)
         self.listing = self.listing_type(self.inner.listing, self)
+        self.streams = self.streams_type(self.inner.streams, self)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -195,6 +201,7 @@ _PARTS: dict[str, type[Part | FacadeSubscription]] = {
     "schedules_type": FacadeSchedules,
     "dependencies_type": FacadeDependencies,
     "listing_type": FacadeListing,
+    "streams_type": FacadeStreams,
 }
 
 

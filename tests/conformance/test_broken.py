@@ -27,6 +27,7 @@ from tests.conformance import broken_replace as replacing
 from tests.conformance import broken_schedules as schedules
 from tests.conformance import broken_slots as slots
 from tests.conformance import broken_stores as stores
+from tests.conformance import broken_streams as streams
 from tests.conformance import broken_unique as unique
 from tests.conformance.facade import Broken, Facade
 from tests.conformance.runner import laws, outcomes, suite_on
@@ -218,6 +219,7 @@ CASES: tuple[tuple[Broken, str, str | None], ...] = (
     *unique.CASES,
     *replacing.CASES,
     *digests.CASES,
+    *streams.CASES,
 )
 
 FOUND_BY_HISTORIES = (

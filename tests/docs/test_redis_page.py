@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from taskqueue_conformance.suites.streams import new
 from taskqueue_core.after import After, TaskRef
 from taskqueue_core.capabilities import AuditEntry, Durability, Order
 from taskqueue_core.rate_limit import IntervalUnit, RateLimit
@@ -198,6 +199,7 @@ async def keep_busy(backend: RedisBackend) -> None:
     await first.redeliver(taken[1])
     await first.dead_letter(taken[2], "rejected", "a reason")
     await backend.control.progress(taken[3], 0.5)
+    await backend.streams.append(new(taken[3], 1))
     await second.adopt(taken[4].receipt)
     (again,) = (await first.receive(1, 1)).deliveries
     assert again.task.id == taken[1].task.id
@@ -255,7 +257,7 @@ async def test_every_key_is_in_the_table(busy: RedisServer) -> None:
         "Q": rf"\{{tq:0\}}:q:(?:{KEY}|{SHARED})",
         "TOKEN": "[0-9a-f]+-[0-9a-f]+",
         "TENANT": "[a-z]+",
-        "ID": "[0-9a-f]+",
+        "ID": "[0-9a-z-]+",
         "ENTITY": "[a-z]+",
         "STATE": "(?:expired|cancelled|discarded|replaced)",
         "N": "[0-9]",

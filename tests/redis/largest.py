@@ -16,12 +16,12 @@ from taskqueue_core.capabilities import (
     Seen,
 )
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.tasks import Delivery, State, Task
+from taskqueue_core.tasks import State, Task
 from taskqueue_core.uniqueness import UniqueKey
 from taskqueue_redis import RedisBackend
 from tests.redis.backends import until
 from tests.redis.carrying import carry
-from tests.redis.largest_records import LARGE, audit, schedules
+from tests.redis.largest_records import LARGE, audit, received, schedules, streams
 from tests.redis.meter import SCRIPTS, Meter, size_of
 from tests.redis.script_costs import Cost
 from tests.redis.servers import RedisServer
@@ -32,16 +32,6 @@ LONG = "x" * LIMITS.traceback
 """the longest traceback"""
 _AT_ONCE = 1000
 _HOUR = 3600.0
-
-
-async def received(consumer: Any, number: int) -> list[Delivery]:
-    """Receive as often as necessary, each time with the largest limit."""
-    taken: list[Delivery] = []
-    while len(taken) < number:
-        answer = await consumer.receive(LIMITS.call, 0)
-        assert answer.deliveries or answer.again
-        taken += answer.deliveries
-    return taken
 
 
 def _tasks(key: str, number: int, *, tenants: int = 1, start: int = 0, **fields: Any) -> list[Task]:
@@ -312,7 +302,7 @@ async def _slots(backend: RedisBackend) -> None:
 
 SCENARIOS: tuple[Callable[[RedisBackend], Awaitable[None]], ...] = (
     _plain, _large, _tenants, _ordered, _expired_and_due, _dead, _fan_out, _limited, _purged, _returned, _single,
-    _related, _many_queues, _slots, schedules, audit, _unique, _listed,
+    _related, _many_queues, _slots, schedules, audit, streams, _unique, _listed,
 )  # fmt: skip
 
 

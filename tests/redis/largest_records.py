@@ -1,11 +1,23 @@
-"""The largest calls about schedules and the audit log."""
+"""The largest calls about schedules, the audit log and events."""
 
 from __future__ import annotations
 
-from taskqueue_core.capabilities import AuditEntry, Fire, Outcome, Run, StoredSchedule
+import asyncio
+from typing import Any
+
+from taskqueue_core.capabilities import (
+    AuditEntry,
+    Fire,
+    NewEvent,
+    NewEvents,
+    Outcome,
+    QueueSettings,
+    Run,
+    StoredSchedule,
+)
 from taskqueue_core.capabilities.schedules import RECENT
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.tasks import Task
+from taskqueue_core.tasks import Delivery, Task
 from taskqueue_redis import RedisBackend
 
 LARGE = b'"' + b"x" * (LIMITS.payload - 2) + b'"'
@@ -25,6 +37,16 @@ def _made_up(stored: StoredSchedule, times: int, payload: bytes) -> Fire:
         ),
         next_at=at + times,
     )
+
+
+async def received(consumer: Any, number: int) -> list[Delivery]:
+    """Receive as often as necessary, each time with the largest limit."""
+    taken: list[Delivery] = []
+    while len(taken) < number:
+        answer = await consumer.receive(LIMITS.call, 0)
+        assert answer.deliveries or answer.again
+        taken += answer.deliveries
+    return taken
 
 
 async def schedules(backend: RedisBackend) -> None:
@@ -56,3 +78,27 @@ async def audit(backend: RedisBackend) -> None:
     for _ in range(LIMITS.batch):
         await backend.audit.record(entry)
     assert len(await backend.audit.entries(limit=LIMITS.batch)) == LIMITS.batch
+
+
+async def streams(backend: RedisBackend) -> None:
+    """Append and read as many events as a call may have, and large ones; an append that cuts nearly all."""
+    appended, key = backend.streams, "streams"
+    event = NewEvent(value=b"1", channel="c" * LIMITS.channel)
+    large = NewEvent(value=b'"' + b"x" * (LIMITS.event - 2) + b'"')
+    await backend.publisher.publish(*(Task(key=key, id=f"t{n}") for n in range(400)))
+    async with backend.subscribe([key], "c") as consumer:
+        taken = await received(consumer, 400)
+        for first in range(1, 5 * LIMITS.batch, LIMITS.batch):
+            events = (event,) * LIMITS.batch
+            await appended.append(NewEvents(delivery=taken[0], events=events, first=first))
+        settings = QueueSettings(stream_bytes=1024)  # the next append cuts nearly all of them
+        await backend.control.configure(key, settings)
+        await appended.append(*[NewEvents(delivery=d, events=(event,) * 3, first=1) for d in taken])
+        wide = QueueSettings(version=1, stream_bytes=64 * 1024 * 1024)
+        await backend.control.configure(key, wide)
+        some = [NewEvents(delivery=d, events=(large,) * 15, first=4) for d in taken[:20]]
+        await appended.append(*some)
+        reads = [appended.events(key, d.task.id, limit=LIMITS.batch) for d in taken]
+        await asyncio.gather(*reads)
+        await backend.control.progress(taken[0], "x" * LIMITS.text)
+        await consumer.ack(*taken)

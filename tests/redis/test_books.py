@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from taskqueue_conformance.suites.streams import new
 from taskqueue_core.after import After, OnDead, TaskRef, When
 from taskqueue_core.capabilities import Order
 from taskqueue_core.clock import ManualClock
@@ -59,7 +60,7 @@ class Workload:
             self.publish, self.publish, self.receive, self.receive, self.ack, self.ack, self.redeliver, self.lose,
             self.bury, self.retry, self.retry_by_id, self.cancel, self.purge, self.redrive, self.maintain, self.wait,
             self.leave, self.fall_silent, self.adopt, self.progress, self.limit, self.reschedule,
-            self.carry, self.close,
+            self.carry, self.close, self.stream,
         ]  # fmt: skip
 
     def key(self) -> str:
@@ -134,6 +135,13 @@ class Workload:
             if self.waits and chance.random() < 0.1
             else None
         )
+
+    async def stream(self) -> None:
+        """Append events to some deliveries, some of which have ended, and read those of a task."""
+        items = [new(delivery, 1, 2) for delivery in self.held[:3]]
+        await self.backend.streams.append(*items)
+        name = str(self.chance.randrange(IDS))
+        await self.backend.streams.events(self.key(), name, after="1-2", wait=0)
 
     async def carry(self) -> None:
         """Carry some lines, in any order, some of them twice, and confirm some of them."""

@@ -20,6 +20,7 @@ from taskqueue_core.capabilities.require import (
     HasListing,
     HasSchedules,
     HasSlots,
+    HasStreams,
     audit_of,
     control_of,
     dead_lettering_of,
@@ -31,6 +32,7 @@ from taskqueue_core.capabilities.require import (
     revocation_of,
     schedules_of,
     slots_of,
+    streams_of,
 )
 from taskqueue_core.capabilities.room import RoomSignal, RoomSignals
 from taskqueue_core.capabilities.schedules import (
@@ -60,6 +62,16 @@ from taskqueue_core.capabilities.slots import (
     SlotLease,
     SlotPool,
 )
+from taskqueue_core.capabilities.streams import (
+    Event,
+    EventKind,
+    EventPage,
+    NewEvent,
+    NewEvents,
+    Position,
+    Streams,
+    checked_page,
+)
 from taskqueue_core.capabilities.subscriptions import DeadLettering, Handover, Revocation
 
 __all__ = [
@@ -77,6 +89,9 @@ __all__ = [
     "Durability",
     "Endpoint",
     "EndpointInfo",
+    "Event",
+    "EventKind",
+    "EventPage",
     "Fire",
     "Fired",
     "Handover",
@@ -87,17 +102,21 @@ __all__ = [
     "HasListing",
     "HasSchedules",
     "HasSlots",
+    "HasStreams",
     "Left",
     "Line",
     "LineKind",
     "Listing",
     "LongPolling",
     "Maintained",
+    "NewEvent",
+    "NewEvents",
     "Order",
     "Outcome",
     "Owner",
     "Permit",
     "PoolView",
+    "Position",
     "QueueSettings",
     "Report",
     "Revocation",
@@ -110,10 +129,12 @@ __all__ = [
     "SlotLease",
     "SlotPool",
     "StoredSchedule",
+    "Streams",
     "TaskDetail",
     "TaskPage",
     "TaskSummary",
     "audit_of",
+    "checked_page",
     "control_of",
     "dead_lettering_of",
     "dead_letters_of",
@@ -124,4 +145,5 @@ __all__ = [
     "revocation_of",
     "schedules_of",
     "slots_of",
+    "streams_of",
 ]

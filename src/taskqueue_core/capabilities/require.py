@@ -12,6 +12,7 @@ from taskqueue_core.capabilities.dependencies import Dependencies
 from taskqueue_core.capabilities.listing import Listing
 from taskqueue_core.capabilities.schedules import Schedules
 from taskqueue_core.capabilities.slots import SlotPool
+from taskqueue_core.capabilities.streams import Streams
 from taskqueue_core.capabilities.subscriptions import DeadLettering, Handover, Revocation
 from taskqueue_core.errors import CapabilityMissing
 
@@ -70,6 +71,14 @@ class HasAudit(Protocol):
     @property
     def audit(self) -> Audit:
         """The log of operators' actions."""
+
+
+class HasStreams(Protocol):
+    """A backend with the capability ``streams``."""
+
+    @property
+    def streams(self) -> Streams:
+        """The events of all tasks."""
 
 
 def has(backend: Backend, capability: Capability) -> bool:
@@ -150,3 +159,9 @@ def audit_of(backend: Backend) -> Audit:
     """Return the backend's ``audit`` attribute, or raise `CapabilityMissing`."""
     _require(backend, Capability.AUDIT)
     return cast("HasAudit", backend).audit
+
+
+def streams_of(backend: Backend) -> Streams:
+    """Return the backend's ``streams`` attribute, or raise `CapabilityMissing`."""
+    _require(backend, Capability.STREAMS)
+    return cast("HasStreams", backend).streams

@@ -66,6 +66,9 @@ DECLARABLE = (
     "max_inflight",
     "rate_limit",
     "max_processing_time",
+    "stream_events",
+    "stream_bytes",
+    "stream_ttl",
     *_ORDER,
     "floor_share",
 )
@@ -90,6 +93,12 @@ class QueueSettings(BaseModel):
     """seconds, counted from the end of a task, in which publishing its id again is a duplicate or a conflict"""
     result_ttl: Number = Field(default=3600.0, ge=0, le=365 * 86_400)
     """seconds for which the result of a task is kept"""
+    stream_events: Whole = Field(default=1000, ge=1, le=100_000)
+    """maximum number of events that are kept of each task; the oldest are cut first"""
+    stream_bytes: Whole = Field(default=1024 * 1024, ge=1024, le=64 * 1024 * 1024)
+    """maximum number of bytes of the events that are kept of each task; the newest event is always kept"""
+    stream_ttl: Number = Field(default=3600.0, ge=1, le=30 * 86_400)
+    """seconds for which the events of a task are kept after it has ended or become a dead letter"""
     queue_ttl: Number = Field(default=86_400.0, ge=60, le=365 * 86_400)
     """seconds for which a queue without subscriptions, tasks and records of ended tasks is kept"""
     durability: Durability | None = None

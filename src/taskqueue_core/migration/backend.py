@@ -14,6 +14,7 @@ from taskqueue_core.composite.backend import CompositeBackend, Member, QueuePart
 from taskqueue_core.composite.control import JointControl
 from taskqueue_core.composite.dependencies import JointDependencies
 from taskqueue_core.composite.listing import JointListing
+from taskqueue_core.composite.streams import JointStreams
 from taskqueue_core.composite.subscription import JointSubscription
 from taskqueue_core.limits import check_name
 from taskqueue_core.migration.publisher import MigratingPublisher
@@ -83,6 +84,11 @@ class MigratingBackend(CompositeBackend):
     def schedules(self) -> MigratingSchedules:
         """The schedules of both sides. Raises `CapabilityMissing` unless both sides support them."""
         return MigratingSchedules(self, self.router)
+
+    @property
+    def streams(self) -> JointStreams:
+        """The events of all tasks. Raises `CapabilityMissing` unless all members support them."""
+        return JointStreams(self)
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> JointSubscription:
         check_name("consumer", consumer)

@@ -20,6 +20,7 @@ from taskqueue_core.composite.backend import (
 )
 from taskqueue_core.composite.dependencies import JointDependencies
 from taskqueue_core.composite.listing import JointListing
+from taskqueue_core.composite.streams import JointStreams
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.limits import check_name
 from taskqueue_core.shard_guard import MARKER
@@ -68,6 +69,11 @@ class ShardedBackend(CompositeBackend):
     def schedules(self) -> ShardedSchedules:
         """The schedules of all queues. Raises `CapabilityMissing` unless the store supports them."""
         return ShardedSchedules(self, self.generations)
+
+    @property
+    def streams(self) -> JointStreams:
+        """The events of all tasks. Raises `CapabilityMissing` unless all members support them."""
+        return JointStreams(self)
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> ShardedSubscription:
         check_name("consumer", consumer)

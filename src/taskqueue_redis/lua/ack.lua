@@ -1,4 +1,4 @@
---@ base room queue states journal / states record counts streams flow tenants lanes cold kin damage places ends after receipts
+--@ base room queue states journal / states record counts streams flow tenants lanes cold kin damage places events ends after receipts
 -- Ends deliveries as executed.
 -- ARGV: per group its key, lane, token, "1" if the calling process knows that it received these deliveries, and their
 -- number; then per delivery: id, sequence number of the entry, result ("" for none).

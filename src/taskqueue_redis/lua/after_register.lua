@@ -1,4 +1,4 @@
---@ base room queue states record counts streams flow tenants lanes cold kin damage journal places ends after
+--@ base room queue states record counts streams flow tenants lanes cold kin damage journal places events ends after
 -- Notes children at their parents. ARGV: per child: parent, child, entry of the child, "1" if it wants the result.
 -- Returns per child {state of the parent (0 if it is not known, 10 if it is in flight), result ("" for none), version}; only
 -- for the first ones if the results are large.

@@ -1,4 +1,4 @@
---@ base room queue states record counts streams flow tenants lanes cold kin damage journal places ends after
+--@ base room queue states record counts streams flow tenants lanes cold kin damage journal places events ends after
 -- Reports changes of parents to their children. ARGV: per report: child, its entry, parent, state of the parent (0 if it does
 -- not exist, 1 if it is live), version, result ("" for none). Returns how many reports were read: only the first ones if
 -- they release large tasks.

@@ -1,4 +1,4 @@
---@ base room queue states record counts streams flow tenants lanes cold kin damage journal places ends after
+--@ base room queue states record counts streams flow tenants lanes cold kin damage journal places events ends after
 -- Keeps counts of batches. ARGV: "1" if the counts are those of all partitions, then per count: batch, name of the
 -- partition, version, "1" if the partition is closed, added, done, failed, dead.
 local sealed, by_batch = ARGV[3] == '1', {}

@@ -1,4 +1,4 @@
---@ base room queue states record counts streams flow tenants lanes cold kin damage journal places ends after
+--@ base room queue states record counts streams flow tenants lanes cold kin damage journal places events ends after
 -- Ends a live task as cancelled, whatever its state. ARGV: key, id. Returns 1, or 0 if the task was not live.
 local q, id = queue(ARGV[3]), ARGV[4]
 lift_refusal()

@@ -1,4 +1,4 @@
---@ base room queue states record counts streams flow tenants lanes cold kin damage journal places ends after receipts
+--@ base room queue states record counts streams flow tenants lanes cold kin damage journal places events ends after receipts
 -- Ends a delivery and makes its task a dead letter.
 -- ARGV: key, id, sequence number of the entry, token, reason, "1" if there is an error, error, lane,
 -- traceback.

@@ -1,4 +1,4 @@
---@ base room queue states record counts streams flow tenants lanes cold kin damage journal places unique removal
+--@ base room queue states record counts streams flow tenants lanes cold kin damage journal places events unique removal
 -- Deletes a queue that has no tasks and no subscriptions, with its settings and the records of its ended tasks.
 -- Deletes a limited number of records per call.
 -- ARGV: key, maximum number, the default settings as JSON.
@@ -24,6 +24,10 @@ local function forget(ids)
   call('ZREM', q.name .. '/k', unpack(ids))
   for i = 1, unique and #ids or 0 do disclaim(q, ids[i]) end
   for i = 1, tagged and #ids or 0 do tags.drop(q, ids[i]) end
+  for i = 1, #ids do
+    local name = streamed().of(q, ids[i])
+    call('UNLINK', name)
+  end
 end
 
 for _, list in pairs(LISTS) do

@@ -1,4 +1,4 @@
---@ base room queue states record counts streams flow tenants lanes cold kin damage journal places ends after returns
+--@ base room queue states record counts streams flow tenants lanes cold kin damage journal places events ends after returns
 -- Takes back the deliveries of a consumer without counting losses, and removes the consumer. ARGV: token, budget of the
 -- call.
 -- Returns 1 once none is left.

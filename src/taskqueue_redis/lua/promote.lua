@@ -1,4 +1,4 @@
---@ base room queue states record counts streams flow tenants lanes cold kin damage journal places ends after promote
+--@ base room queue states record counts streams flow tenants lanes cold kin damage journal places events ends after promote
 -- Makes due tasks available. ARGV: maximum number. Returns how many became available, and when the
 -- next task is due ("" for none).
 lift_refusal()

@@ -1,4 +1,4 @@
---@ base queue states journal / states record counts streams flow tenants lanes cold kin damage places ends after promote unique unusual replacing copies / publishing
+--@ base queue states journal / states record counts streams flow tenants lanes cold kin damage places events ends after promote unique unusual replacing copies / publishing
 -- Stores tasks, unless their ids are known.
 -- ARGV: per queue its key and the number of tasks, then the tasks, see `publish_tasks`.
 -- Returns how many replicas must confirm, then an answer per task, or only for the first tasks.

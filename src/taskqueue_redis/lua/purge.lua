@@ -1,4 +1,4 @@
---@ base room queue states record counts streams flow tenants lanes cold kin damage journal places ends after sorting
+--@ base room queue states record counts streams flow tenants lanes cold kin damage journal places events ends after sorting
 -- Ends waiting, scheduled and blocked tasks as cancelled, a limited number per call. Tasks that are published after the
 -- first call are not included. Until the last call, scheduled tasks that become due are ended by `promote`.
 -- ARGV: key, position ("" for the first call), budget.

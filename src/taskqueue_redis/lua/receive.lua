@@ -1,4 +1,4 @@
---@ base room life queue states journal / states record counts streams flow tenants lanes cold kin damage places ends after returns promote turns sorting timing
+--@ base room life queue states journal / states record counts streams flow tenants lanes cold kin damage places events ends after returns promote turns sorting timing
 -- Delivers up to `limit` tasks, and at most 500, from the keys of a consumer. Delivers fewer if their bodies are large.
 -- ARGV: token, turn, limit, "1" to check the other keys for work in any case, then the keys that probably have work, in
 -- the order of their turns.

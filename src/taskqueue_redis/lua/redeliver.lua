@@ -1,4 +1,4 @@
---@ base room queue states record counts streams flow tenants lanes cold kin damage journal places ends after returns receipts
+--@ base room queue states record counts streams flow tenants lanes cold kin damage journal places events ends after returns receipts
 -- Takes deliveries back. If a consumer has lost them, takes back only those that it owns, and counts them as lost.
 -- ARGV: token of the consumer that lost them ("" to release them), then per delivery: key, id, sequence number of the
 -- entry, token.

@@ -1,4 +1,4 @@
---@ base room queue states record counts streams flow tenants lanes cold kin damage journal places ends after promote unique
+--@ base room queue states record counts streams flow tenants lanes cold kin damage journal places events ends after promote unique
 -- Makes dead letters available again, or discards them, a limited number per call. Tasks that die after the first
 -- call are not included.
 -- ARGV: key, "redrive" or "discard", highest position among the dead letters ("" for all until now), maximum number,

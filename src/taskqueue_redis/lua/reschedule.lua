@@ -1,4 +1,4 @@
---@ base room queue states record counts streams flow tenants lanes cold kin damage journal places ends after promote
+--@ base room queue states record counts streams flow tenants lanes cold kin damage journal places events ends after promote
 -- Gives a waiting, scheduled or blocked task another time, unless its attempt was delivered. ARGV: key, id, time.
 -- Returns 1, or 0 if the task was not changed. A task that a purge has not reached yet ends.
 local q, id, at = queue(ARGV[3]), ARGV[4], ARGV[5]

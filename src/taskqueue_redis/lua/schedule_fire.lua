@@ -1,4 +1,4 @@
---@ base queue states journal schedules / states record counts streams flow tenants lanes cold kin damage places ends after promote unique unusual replacing copies / publishing
+--@ base queue states journal schedules / states record counts streams flow tenants lanes cold kin damage places events ends after promote unique unusual replacing copies / publishing
 -- Fires schedules that are still the ones that were planned for: publishes their tasks, until one is refused, and sets
 -- when they fire next.
 -- ARGV: per schedule its key, name, version, the time that was planned for ("" to publish tasks only), when it fires

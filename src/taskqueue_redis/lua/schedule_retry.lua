@@ -1,4 +1,4 @@
---@ base room queue states record counts streams flow tenants lanes cold journal places receipts / states record counts streams flow tenants lanes cold kin damage places ends after unique
+--@ base room queue states record counts streams flow tenants lanes cold journal places receipts / states record counts streams flow tenants lanes cold kin damage places events ends after unique
 -- Schedules the next attempt of a task, once per retry token.
 -- ARGV: key, id, time, retry token ("" for the default), "1" if there is an error, error; of the delivery
 -- that the retry settles ("" if none): sequence number, token and attempt; of the task: digest, priority, deadline (""
@@ -64,7 +64,7 @@ elseif known and r.state == DEAD then
   stored, deadline = unearth(q, id, cold)
   body = stored or body
   r.prior = r.attempt
-  if r.flags > 0 then rarely().note_change(q, r, id, ALIVE) end
+  if r.flags > 0 then rarely().note_change(q, r, id, ALIVE, nil, '"scheduled"') end
   rarely().retake(q, id)
 else
   if known or not packed then add(q, 'published', 1) end -- else a task whose entry was not found is replaced

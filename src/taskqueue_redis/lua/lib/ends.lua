@@ -71,8 +71,9 @@ local function settle_sorted(q, ended)
 end
 
 -- Notes a new state of a task that has flags: for those that wait for it, and in the counts of its batch. `r`: the record
--- with the state before.
-local function note_change(q, r, id, state, result)
+-- with the state before. `alive`: the state of a dead letter that is live again, as JSON.
+local function note_change(q, r, id, state, result, alive)
+  if has(r, STREAMS) then streamed().change(q, id, state, alive) end
   if has(r, CHILDREN) then changed_parents[#changed_parents + 1] = {q.key .. '/' .. id, state, result} end
   if has(r, MEMBER) then
     if r.state == DEAD then count_member(r.batch, 'x', -1) end

@@ -1,0 +1,102 @@
+-- The events that running tasks stream. The stream of a task is the stream `Q/E:ID`; the ids of its entries are those of
+-- the events: the attempt, and the number. Each entry has the fields `m` and `v`, the value. `m`: the kind, the time, the
+-- size of all events so far, the delivery that appended last (the sequence number of its entry), and how many events of it
+-- there were so far, followed by the channel. The record of such a task has the flag STREAMS.
+local STREAMS = 8
+
+-- Returns the functions for streams. They are defined only when a task streams.
+local event_functions
+local function streamed()
+  if event_functions then return event_functions end
+  local events = {ATTEMPT = 1, DATA = 2, PROGRESS = 3, STATE = 4, END = 5}
+  local EVENT, EVENT_SIZE = '>BI7I7I7I7', 29
+  local STATES = {nil, nil, '"done"', '"dead"', '"expired"', '"cancelled"', '"discarded"'} -- as JSON
+
+  function events.of(q, id) return q.name .. '/E:' .. id end
+
+  -- Returns the event in an entry; nothing if there is none, or it is damaged.
+  local function event_in(entry)
+    local attempt, number = string.match(entry and entry[1] or '', '^(%d+)%-(%d+)$')
+    local m = attempt and entry[2][1] == 'm' and entry[2][2]
+    if not m or #m < EVENT_SIZE or not entry[2][4] then return end
+    local kind, at, size, run, taken = unpack_struct(EVENT, m)
+    return {attempt = tonumber(attempt), number = tonumber(number), kind = kind, at = at, size = size, run = run,
+      taken = taken, own = #m - EVENT_SIZE + #entry[2][4]}
+  end
+
+  -- Returns the last event of a stream; nothing if there is no stream, or another program has written to it.
+  function events.last(name)
+    local reply = redis.pcall('XREVRANGE', name, '+', '-', 'COUNT', 1)
+    return not reply.err and event_in(reply[1]) or nil
+  end
+
+  -- Returns the limits of the streams of a queue: events, bytes, and milliseconds.
+  local function limits_of(q)
+    if not q.event_limits then
+      local sound, settings = pcall(cjson.decode, call('HGET', q.name, 'settings') or '')
+      sound = sound and type(settings) == 'table'
+      local function limit(name, default) return sound and tonumber(settings[name]) or default end
+      q.event_limits = {limit('stream_events', 1000), limit('stream_bytes', 1048576), 1000 * limit('stream_ttl', 3600)}
+    end
+    return q.event_limits
+  end
+
+  -- Returns whether a stream is to be kept no longer. `at`: when its task ended or became a dead letter. Redis deletes the
+  -- stream as well, by its own clock.
+  function events.is_gone(q, at) return at + 1000 * limits_of(q)[3] <= now end
+
+  -- Adds an event to a stream. `e`: the last event, which becomes this one.
+  function events.add(q, name, e, kind, channel, value)
+    e.number, e.size, e.kind = e.number + 1, e.size + #channel + #value, kind
+    local m = pack(EVENT, kind, now, e.size, e.run, e.taken) .. channel
+    local place = e.attempt .. '-' .. text(e.number)
+    local reply = redis.pcall('XADD', name, 'MAXLEN', limits_of(q)[1], place, 'm', m, 'v', value)
+    local err = type(reply) == 'table' and reply.err
+    if not err then return end
+    if not (string.find(err, 'WRONGTYPE', 1, true) or string.find(err, 'equal or smaller', 1, true)) then error(reply) end
+    call('HINCRBY', META, 'anomalies', 1) -- another program has written to the stream
+    call('UNLINK', name)
+    call('XADD', name, place, 'm', m, 'v', value)
+  end
+
+  -- Cuts the oldest events beyond the size of a stream, some at a time. `e`: the last event, which is kept.
+  function events.cut(q, name, e)
+    local most = limits_of(q)[2]
+    for _ = 1, 500 do
+      if e.size <= most then return end -- the size of all events that there ever were
+      local entry = call('XRANGE', name, '-', '+', 'COUNT', 1)[1]
+      local first = event_in(entry)
+      if not entry or first and (first.number == e.number or e.size - first.size + first.own <= most) then return end
+      call('XDEL', name, entry[1])
+    end
+  end
+
+  -- Notifies the readers of a task.
+  function events.notify(q, id) redis.pcall('PUBLISH', PARTITION .. ':events:' .. q.key .. '/' .. id, '') end
+
+  -- Adds an event of the store to the stream of a task, if it still has one.
+  function events.tell(q, id, kind, value)
+    local name = events.of(q, id)
+    local e = events.last(name)
+    if not e then return end
+    events.add(q, name, e, kind, '', value)
+    events.cut(q, name, e)
+    events.notify(q, id)
+  end
+
+  -- Adds an event for the new state of a task. After its end, the stream is kept for a while. `alive`: the state of a dead
+  -- letter that is live again, as JSON.
+  function events.change(q, id, state, alive)
+    local name = events.of(q, id)
+    if state == ALIVE then
+      call('PERSIST', name)
+      events.tell(q, id, events.STATE, alive or '"waiting"')
+    else
+      events.tell(q, id, state == DEAD and events.STATE or events.END, STATES[state])
+      call('PEXPIRE', name, text(limits_of(q)[3]))
+    end
+  end
+
+  event_functions = events
+  return events
+end
