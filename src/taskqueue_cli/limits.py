@@ -71,6 +71,12 @@ def apply_weights(weights: Mapping[str, int], texts: Iterable[str]) -> dict[str,
     return changed
 
 
+def parse_names(texts: Iterable[str]) -> list[str]:
+    """Return the values of an option that names things; none of them for ``none`` alone."""
+    names = list(texts)
+    return [] if names == [NONE] else names
+
+
 def parse_rate(field: str, text: str) -> dict[str, Any] | None:
     """Return the fields of a `RateLimit` for a text such as ``100/1m`` or ``100/m``, or None for ``none``.
 
@@ -108,6 +114,8 @@ def describe_limits(settings: QueueSettings) -> list[str]:
         f"{_format_optional_rate(settings.tenant_rate_limit)} per tenant": settings.tenant_rate_limit,
         f"{settings.floor_share:.0%} for each priority": settings.floor_share,
         f"{settings.shards:,} shards": settings.shards > 1,
+        f"indexed by {_join_some(settings.index)}": settings.index,
+        f"keeps ended tasks for {settings.keep_ended:,g} s": settings.keep_ended,
         f"copied to {_join_some(settings.bound_to)}": settings.bound_to,
     }
     return [text for text, active in fields.items() if active]

@@ -36,6 +36,7 @@ class PublishOptions(TypedDict, total=False):
     headers: dict[str, str]
     max_attempts: int
     wait: float
+    tags: tuple[str, ...]
     unique: Unique | UniqueKey | None
     debounce: Debounce | None
     after: After | TaskRef | TaskName | Sequence[TaskRef | TaskName] | None

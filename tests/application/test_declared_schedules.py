@@ -101,10 +101,11 @@ async def test_a_task_declares_its_schedule(queue: Queue) -> None:
 async def test_a_call_is_scheduled_with_its_arguments_and_options(queue: Queue) -> None:
     """U13: arguments, `Instant` among them, and the options of `using`; its headers name the task and the schema."""
     tasks = Tasks(prefix="shop.")
-    function = tasks.task("digest", queue="mail")(digest)
-    call = function.using(priority=7, tenant="acme", headers={"a": "b"}, expires_in=60).call(
-        "ada", at=Instant
+    function = tasks.task("digest", queue="mail", tags=("digest",))(digest)
+    using = function.using(
+        priority=7, tenant="acme", headers={"a": "b"}, expires_in=60, tags=("user:1",)
     )
+    call = using.call("ada", at=Instant)
     declared = tasks.schedule("ada", call, Every(60), jitter=3, overlap="allow")
     assert await apply(tasks, queue) == {"shop.ada": "created"}
     status = await queue.schedules.get("shop.ada")
@@ -112,6 +113,7 @@ async def test_a_call_is_scheduled_with_its_arguments_and_options(queue: Queue) 
     assert status.schedule == declared
     task = scheduled_task(declared, 60.0)
     assert (task.key, task.priority, task.tenant) == ("mail", 7, "acme")
+    assert task.tags == ("digest", "user:1")
     assert task.value() == {"to": "ada", "at": "1970-01-01T00:01:00Z"}
     assert task.headers.items() >= {("a", "b"), ("taskqueue-task", "shop.digest")}
     assert "taskqueue-schema" in task.headers

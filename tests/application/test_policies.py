@@ -53,6 +53,10 @@ def shop(**options: Any) -> Tasks:
         (lambda: shop(timeout=-1), "timeout must be greater than or equal to 0.001"),
         (lambda: shop(timeout="soon"), "timeout must be a valid number"),
         (lambda: shop(result_ttl=-1), "result_ttl must be greater than or equal to 0"),
+        (lambda: shop(keep_ended=-1), "keep_ended must be greater than or equal to 0"),
+        (lambda: shop(keep_ended_most=0), "keep_ended_most must be greater than or equal to 1"),
+        (lambda: shop(index=("user:42",)), "index: the part of a tag before its first colon"),
+        (lambda: shop(index="user"), "index must be a valid tuple"),
         (lambda: shop(limits={"rate": "1/s"}), "limits: got a dict; expected a QueueLimits"),
         (lambda: QueueLimits(capacity=0), "QueueLimits: capacity must be greater than or equal to 1"),
         (lambda: QueueLimits(rate="fast"), "QueueLimits: rate must be a rate, for example 100/1m"),
@@ -84,7 +88,7 @@ NO_NUMBERS: list[Any] = [
 def test_what_is_no_number_is_refused(value: Any) -> None:
     """U3: a numeric option takes neither text, nor a truth value, nor a number out of range; the error names it."""
     kinds: tuple[tuple[Any, tuple[str, ...]], ...] = (
-        (shop, ("timeout", "result_ttl", "batch")),
+        (shop, ("timeout", "result_ttl", "batch", "keep_ended", "keep_ended_most")),
         (RetryPolicy, ("base", "cap", "jitter", "max_attempts", "factor")),
         (QueueLimits, ("capacity", "max_inflight", "max_processing_time", "floor_share")),
         (QueueSettings, ("timeout", "result_ttl", "max_losses", "dedupe_window", "queue_ttl")),
@@ -111,7 +115,15 @@ def test_what_is_no_number_is_refused(value: Any) -> None:
 async def test_declared_policies_are_applied() -> None:
     """U3: `apply` writes the policies of all tasks, in one change for each queue; a second one changes nothing."""
     limits = QueueLimits(rate="100/1m", max_inflight=20, order="fair", tenant_max_inflight=5)
-    tasks = shop(retry=RetryPolicy(max_attempts=8), timeout=30, limits=limits, result_ttl=60)
+    tasks = shop(
+        retry=RetryPolicy(max_attempts=8),
+        timeout=30,
+        limits=limits,
+        result_ttl=60,
+        index=("user",),
+        keep_ended=3600,
+        keep_ended_most=50,
+    )
     tasks.task("plain")(work)
     async with tasks.connect("memory") as queue:
         planned = await tasks.apply(dry_run=True)
@@ -120,11 +132,17 @@ async def test_declared_policies_are_applied() -> None:
         assert await tasks.apply() == planned
         settings = await control.settings("work")
         assert (settings.version, settings.timeout, settings.result_ttl) == (1, 30, 60)
+        assert (settings.index, settings.keep_ended, settings.keep_ended_most) == (
+            ("user",),
+            3600,
+            50,
+        )
         assert settings.retry == RetryPolicy(max_attempts=8, base=2, cap=600)
         assert settings.rate_limit == RateLimit.parse("100/1m")
         assert (settings.order, settings.tenant_max_inflight) == (Order.FAIR, 5)
         assert settings.owners == dict.fromkeys(
-            ("retry", "timeout", "result_ttl", "rate_limit", "max_inflight", "order", "tenant_max_inflight"),
+            ("retry", "timeout", "result_ttl", "rate_limit", "max_inflight", "order", "tenant_max_inflight",
+             "index", "keep_ended", "keep_ended_most"),
             Owner.DECLARED,
         )  # fmt: skip
         assert (await control.settings("plain")).retry == DECLARED

@@ -25,17 +25,24 @@ from tests.application.running import OpenWorld, working
 
 
 async def test_declare_publish_and_wait(world: OpenWorld) -> None:
-    """U1, U2, U6: a declared task is published with its arguments and options, and its result awaited."""
-    tasks = Tasks(prefix="shop.")
+    """U1, U2, U6: a declared task is published with its arguments and options, and its result awaited.
 
-    @tasks.task
-    def resize(image: str, width: int = 320) -> dict[str, int]:
+    U18: the handler sees the tags of the declaration, and then those of the publish.
+    """
+    tasks = Tasks(prefix="shop.")
+    tags: list[tuple[str, ...]] = []
+
+    @tasks.task(tags=("image",))
+    def resize(context: Context, image: str, width: int = 320) -> dict[str, int]:
         assert image
+        tags.append(context.tags)
         return {"width": width}
 
     async with world() as it, tasks.connect(Queue(it.backend)), working(it.worker(tasks)):
-        handle = await resize.using(id="cat-320", tenant="acme", delay=0.05).publish("cat.png")
+        using = resize.using(id="cat-320", tenant="acme", delay=0.05, tags=("user:42", "image"))
+        handle = await using.publish("cat.png")
         assert (await handle.result(timeout=30))["width"] == 320
+        assert tags == [("image", "user:42")]
         assert await resize.handle("cat-320").result() == {"width": 320}
         many = await tasks.publish_many(resize.call(name, width=9) for name in ("a", "b"))
         assert await gather(*many, timeout=30) == [{"width": 9}] * 2

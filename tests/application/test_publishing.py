@@ -26,7 +26,7 @@ from taskqueue_core import (
     gather,
 )
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.errors import InvalidInput, QueueFull, TooLarge
+from taskqueue_core.errors import ConfigurationError, InvalidInput, QueueFull, TooLarge
 from taskqueue_core.tasks import State
 from taskqueue_memory import MemoryBackend
 from taskqueue_worker import Context, LocalWorker, Reject
@@ -209,6 +209,47 @@ async def test_options() -> None:
         status = await half.handle("a").status()
         assert status is not None
         assert status.state is State.SCHEDULED
+
+
+@pytest.mark.parametrize(
+    ("tags", "fault"),
+    [
+        ("user:42", "tags: got str of length 7; allowed: a tuple of at most 8 texts"),
+        (["user:42"], "a tuple of at most 8 texts"),
+        (("x" * 101,), "printable text of 1 to 100 characters"),
+        ((" x",), "without a blank at its start or end"),
+        (("a\n",), "printable text"),
+        (("x", "x"), "got the same tag twice"),
+        (tuple("abcdefghi"), "at most 8 texts"),
+    ],
+    ids=range(7),
+)
+async def test_wrong_tags(tags: Any, fault: str) -> None:
+    """U18: a tag that is not allowed is an error at the declaration, or at the publish, before anything is stored."""
+    with pytest.raises(ConfigurationError, match=fault):
+        Tasks().task(tags=tags)
+    backend = MemoryBackend()
+    queue = Queue(backend)
+    async with tasks.connect(queue):
+        for publish in (half.using(tags=tags).publish(1), queue.publish("half", 1, tags=tags)):
+            with pytest.raises(InvalidInput, match=fault):
+                await publish
+    assert await backend.control.queues() == ()
+
+
+async def test_tags_of_both_are_counted_together() -> None:
+    """U18: a task has at most eight tags, those of its declaration among them."""
+    backend, tasks = MemoryBackend(), Tasks()
+    many = tasks.task("many", tags=tuple("abcde"))(version.function)
+    async with tasks.connect(Queue(backend)):
+        handle = await many.using(tags=("e", "f", "g", "h")).publish()
+        with pytest.raises(
+            InvalidInput, match="tags: got tuple of length 9; allowed: a tuple of at most 8"
+        ):
+            await many.using(tags=("f", "g", "h", "i")).publish()
+    detail = await backend.listing.task("many", handle.id)
+    assert detail is not None
+    assert detail.task.tags == tuple("abcdefgh")
 
 
 async def test_many_calls() -> None:

@@ -17,7 +17,8 @@ from taskqueue_core import (
     chain,
     group,
 )
-from taskqueue_core.capabilities import dead_letters_of
+from taskqueue_core.backend import Capability
+from taskqueue_core.capabilities import dead_letters_of, has, listing_of
 from tests.application.flows import SECONDS, Flows, until
 from tests.application.running import OpenWorld, working
 
@@ -72,7 +73,7 @@ class TestOnEachStore:
     async def test_results_as_inputs(self, flows: Flows) -> None:
         """U15: the outputs of steps become arguments, whole or in a list, with their types."""
         flow = Workflow()
-        first = flow.add(flows.size.call("abc"))
+        first = flow.add(flows.size.using(tags=("user:3",)).call("abc"))
         second = flow.add(flows.double.call(first.output))
         last = flow.add(flows.total.call([first.output, second.output, 100], label="all"))
         handle = await flow.publish(id="cat-17")
@@ -82,6 +83,10 @@ class TestOnEachStore:
         assert [step.name for step in status.steps] == ["size", "double", "total"]
         assert status.steps[0].task_id == "cat-17.size"
         assert [step.after for step in status.steps] == [(), ("size",), ("size", "double")]
+        if has(flows.backend, Capability.LISTING):
+            detail = await listing_of(flows.backend).task(first.call.function.queue, "cat-17.size")
+            assert detail is not None
+            assert detail.task.tags == ("user:3",)
 
     @in_world
     async def test_a_chain(self, flows: Flows) -> None:

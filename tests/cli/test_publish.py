@@ -49,11 +49,13 @@ def test_every_option_reaches_the_task(store: Shared, cli: Cli) -> None:
     before = store.now()
     words = ["--priority", "7", "--tenant", "t", "--ordering-key", "o", "--max-attempts", "3"]
     words += ["--header", "a=b=c", "--header", "d=", "--expires-in", "60"]
+    words += ["--tag", "user:42", "--tag", "nightly"]
     assert cli("publish", "k", '{"n": 1.0}', "--id", "x", *words).code == 0
     (task,) = take(store)
     assert task.payload == b'{"n": 1.0}'
     assert (task.id, task.priority, task.tenant, task.ordering_key) == ("x", 7, "t", "o")
     assert (task.max_attempts, task.headers) == (3, {"a": "b=c", "d": ""})
+    assert task.tags == ("user:42", "nightly")
     assert task.deadline is not None
     assert before + 60 <= task.deadline <= store.now() + 60
 
@@ -88,6 +90,7 @@ def test_a_payload_may_come_from_elsewhere(
         (["k/1", "1"], "key"),
         (["k", "1", "--id", "two words"], "id"),
         (["k", "1", "--header", "novalue"], "NAME=VALUE"),
+        (["k", "1", "--tag", "x", "--tag", "x"], "tags: got the same tag twice"),
         (["k", "1", "--delay", "-1"], "delay"),
         (["k", "1", "--delay", "nan"], "delay"),
         (["k", "1", "--priority", "10"], "priority"),

@@ -41,9 +41,20 @@ def test_limits_are_set_one_by_one(cli: Cli, store: Shared) -> None:
     shown = cli("queue", "show", KEY).out
     assert "100/1m" in shown
     assert "max attempts 50" in shown
+    listed = ["--index", "user", "--index", "order", "--keep-ended", "60", "--keep-ended-most", "9"]
+    assert (
+        "indexed by user order, keeps ended tasks for 60 s" in cli("queue", "set", KEY, *listed).out
+    )
+    settings = in_force(store)
+    assert (settings.index, settings.keep_ended, settings.keep_ended_most) == (
+        ("user", "order"),
+        60,
+        9,
+    )
+    cli("queue", "set", KEY, "--index", "none", "--keep-ended", "0", "--keep-ended-most", "100000")
     cleared = ["--capacity", "none", "--rate", "none", "--max-inflight", "none", "--resumed"]
     assert "no limits" in cli("queue", "set", KEY, *cleared).out
-    assert in_force(store).model_copy(update={"owners": {}}) == QueueSettings(version=3)
+    assert in_force(store).model_copy(update={"owners": {}}) == QueueSettings(version=5)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ def test_a_schedule_is_put_and_shown(cli: Cli) -> None:
         "5",
     )
     options += ("--header", "a=b", "--instant", "at", "--instant", "n=seconds", "--priority", "7")
+    options += ("--tag", "user:42")
     options += (
         "--starts",
         "2026-01-01T00:00:00+01:00",
@@ -47,6 +48,7 @@ def test_a_schedule_is_put_and_shown(cli: Cli) -> None:
     assert call["payload"] == {"to": "ada"}
     assert call["instants"] == {"at": "text", "n": "seconds"}
     assert (call["headers"], call["priority"], call["expires_in"]) == ({"a": "b"}, 7, 60)
+    assert call["tags"] == ["user:42"]
     assert made["schedule"]["starts"] == "2026-01-01T00:00:00+01:00"
     assert made["schedule"]["ends"] == "2096-10-02T07:06:40Z"
     assert cli("schedule", "show", "digest", "--json").json == made

@@ -77,6 +77,7 @@ class TestPublishing:
             "ordering_key": "o",
             "max_attempts": 3,
             "deadline": 5e9,
+            "tags": ("user:42", "nightly"),
         }
         body = b'{"key":"k","id":"a","payload": {"z": 1.50,  "a":[ ]}}'
         assert (
@@ -139,6 +140,7 @@ class TestPublishing:
             ({"headers": {"a": "b\n"}}, "headers"),
             ({"headers": {str(n): "" for n in range(33)}}, "headers"),
             ({"headers": {"a": "x" * 9000}}, "headers"),
+            ({"tags": ["a-tag"] * 2}, "tags"),
             ({"prioritty": 1}, "prioritty"),
         ],
         ids=str,

@@ -54,6 +54,7 @@ class TaskFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     delay: float | None = None
     expires_in: float | None = None
     max_attempts: int | None = None
+    tags: tuple[str, ...] = ()
     unique: UniqueKey | None = None
     content_digest: bytes | None = None
     after: After | None = None
@@ -72,6 +73,7 @@ class TaskFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             deadline=instant(now, "expires_in", self.expires_in, "deadline", self.deadline),
             not_before=instant(now, "delay", self.delay, "not_before", self.not_before),
             max_attempts=self.max_attempts,
+            tags=self.tags,
             unique=self.unique,
             content_digest=self.content_digest,
             after=self.after,

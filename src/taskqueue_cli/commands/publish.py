@@ -80,6 +80,10 @@ def publish(
             help="What --after waits for: all tasks are done, all have ended, or one has failed."
         ),
     ] = "done",
+    tag: Annotated[
+        list[str] | None,
+        option("Tag by which the task can be found, such as user:42. May be repeated."),
+    ] = None,
     header: Annotated[
         list[str] | None, option("Header of the task. May be repeated.", metavar="NAME=VALUE")
     ] = None,
@@ -106,7 +110,7 @@ def publish(
     if batch is not None:
         own = (
             *(payload, task_id, delay, expires_in, tenant, ordering_key, max_attempts, header),
-            *(unique_key, after),
+            *(unique_key, after, tag),
         )
         if any(value is not None for value in own) or priority != DEFAULT_PRIORITY:
             raise typer.BadParameter(
@@ -131,6 +135,7 @@ def publish(
         tenant=tenant,
         ordering_key=ordering_key,
         max_attempts=max_attempts,
+        tags=tuple(tag or ()),
         unique=None if unique_key is None else UniqueKey(key=unique_key, on_conflict=on_conflict),
         after=After(tasks=refs_of(after), when=when) if after else None,
         headers=headers_of(header or []),

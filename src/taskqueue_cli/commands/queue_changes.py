@@ -15,6 +15,7 @@ from taskqueue_cli.limits import (
     apply_weights,
     describe_limits,
     parse_delays,
+    parse_names,
     parse_number,
     parse_rate,
     parse_seconds,
@@ -121,6 +122,22 @@ def change(
     result_ttl: Annotated[
         float | None, option("Seconds for which results are kept.", metavar="SECONDS")
     ] = None,
+    index: Annotated[
+        list[str] | None,
+        option(
+            "Name of the tags by which tasks can be found: user for user:42. May be repeated, and replaces the names "
+            f"that are set; '{NONE}' alone removes them. It applies to tasks that are published from then on.",
+            metavar=f"NAME|{NONE}",
+        ),
+    ] = None,
+    keep_ended: Annotated[
+        float | None,
+        option("Seconds for which ended tasks can be listed; 0: as long as their ids are known."),
+    ] = None,
+    keep_ended_most: Annotated[
+        int | None,
+        option("Maximum number of ended tasks of each state that --keep-ended keeps.", metavar="N"),
+    ] = None,
     retry_base: Annotated[
         float | None,
         option("Seconds before the first retry.", metavar="SECONDS"),
@@ -191,6 +208,9 @@ def change(
         "keep_tracebacks": keep_tracebacks,
         "journal": journal,
         "result_ttl": result_ttl,
+        "index": None if index is None else parse_names(index),
+        "keep_ended": keep_ended,
+        "keep_ended_most": keep_ended_most,
     }
     changes: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
     numbers = {

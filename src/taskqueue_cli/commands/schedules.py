@@ -182,6 +182,7 @@ def put(
     max_attempts: Annotated[
         int | None, option("Maximum number of attempts.", min=1, max=1000)
     ] = None,
+    tag: Annotated[list[str] | None, option("Tag of the tasks. May be repeated.")] = None,
     header: Annotated[
         list[str] | None, option("Header of the tasks. May be repeated.", metavar="NAME=VALUE")
     ] = None,
@@ -198,6 +199,7 @@ def put(
         tenant=tenant,
         ordering_key=ordering_key,
         max_attempts=max_attempts,
+        tags=tuple(tag or ()),
         expires_in=expires_in,
         instants=dict(map(_instant, instant or [])),
     )

@@ -30,7 +30,7 @@ class CallOptions(PublishOptions, total=False):
 
 _OF_SCHEDULES = (
     *("headers", "priority", "tenant", "ordering_key", "max_attempts", "expires_in"),
-    "unique",
+    *("unique", "tags"),
 )
 OPTIONS = frozenset(CallOptions.__annotations__) | frozenset(PublishOptions.__annotations__)
 """the names of the options of `TaskFunction.using`"""
@@ -50,6 +50,10 @@ class DeclaredTask(Protocol[R_co]):
     @property
     def headers(self) -> Mapping[str, str]:
         """The headers with which the task is published."""
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags with which the task is published."""
 
     @property
     def encoding(self) -> Encoding | None:
@@ -147,6 +151,7 @@ class Call(Generic[R_co]):
             options["expires_in"] = duration("expires_in", options["expires_in"])
         options["headers"] = {**(options.get("headers") or {}), **self.function.headers}
         options["unique"] = self.function.unique_key(self.payload, self.instants)
+        options["tags"] = self.function.tags
         payload, encoding = self.payload, self.function.encoding
         if encoding is not None:
             payload = encoding.template(payload, instants=bool(self.instants))

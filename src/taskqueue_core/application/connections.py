@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
     asynccontextmanager,
     contextmanager,
 )
-from typing import Self
+from typing import Any, Self
 
+from taskqueue_core.application.call import Call
 from taskqueue_core.application.codecs import AnyCodec
 from taskqueue_core.application.encoding import Encoding
 from taskqueue_core.application.errors import NotConnected
 from taskqueue_core.application.handler_scope import HANDLER_SCOPE
+from taskqueue_core.application.handles import Handle, SyncHandle
 from taskqueue_core.application.middleware import Middleware
+from taskqueue_core.application.publishing import checked_calls, publish_calls
 from taskqueue_core.backend import Backend
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import kind_of
@@ -205,6 +208,30 @@ class Connections:
         else:
             raise InvalidInput("on", kind_of(given), "a SyncQueue; in async calls, a Queue")
         raise NotConnected(_NOT_CONNECTED.format(_user(task)))
+
+    async def publish_many(
+        self, calls: Iterable[Call[Any]], *, wait: float = 0
+    ) -> list[Handle[Any]]:
+        """Publish calls in batches, and return their handles in order.
+
+        A refused call has a handle, too: its ``confirmation`` says why. ``wait`` is the number of seconds to wait, in
+        total, while queues are full; the option ``wait`` of a call has no effect here. Raises
+        `NotConnected`, `InvalidInput` and `BackendUnavailable`.
+
+        >>> handles = await tasks.publish_many(resize.call(name) for name in names)
+        """
+        return await publish_calls(self.queue(), checked_calls(calls), wait)
+
+    def publish_many_sync(
+        self, calls: Iterable[Call[Any]], *, wait: float = 0
+    ) -> list[SyncHandle[Any]]:
+        """Publish calls as `publish_many` does, from code without an event loop.
+
+        >>> handles = tasks.publish_many_sync(resize.call(name) for name in names)
+        """
+        queue = self.sync_queue()
+        handles = queue.run(publish_calls(queue.queue, checked_calls(calls), wait))
+        return [SyncHandle(queue, handle) for handle in handles]
 
 
 def _user(task: str | None) -> str:

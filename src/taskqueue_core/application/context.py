@@ -111,6 +111,11 @@ class Context(Generic[S_co]):
         return MappingProxyType(self._delivery.task.headers)
 
     @property
+    def tags(self) -> tuple[str, ...]:
+        """The task's tags: those that its declaration has, and those of the publish."""
+        return self._delivery.task.tags
+
+    @property
     def deadline(self) -> float | None:
         """The task's deadline in Unix seconds, or ``None``."""
         return self._delivery.task.deadline

@@ -61,12 +61,12 @@ class QueueLimits(PolicyModel):
 
 
 def declared_policies(
-    retry: RetryPolicy | int | None,
-    timeout: float | None,
-    limits: QueueLimits | None,
-    result_ttl: float | None,
+    retry: RetryPolicy | int | None, limits: QueueLimits | None, **others: object
 ) -> dict[str, Any]:
-    """Return the settings that the options of a task declare. Raises `ConfigurationError`, which names the option."""
+    """Return the settings that the options of a task declare. Raises `ConfigurationError`, which names the option.
+
+    ``others``: settings by their names, ``None`` if they are not declared.
+    """
     declared: dict[str, Any] = {}
     if isinstance(retry, int) and not isinstance(retry, bool):
         retry = RetryPolicy(max_attempts=retry)
@@ -79,8 +79,7 @@ def declared_policies(
         declared |= limits.settings
     elif limits is not None:
         raise _wrong("limits", limits, "a QueueLimits")
-    declared |= {} if timeout is None else {"timeout": timeout}
-    declared |= {} if result_ttl is None else {"result_ttl": result_ttl}
+    declared |= {name: value for name, value in others.items() if value is not None}
     return dict(checked(declared, ""))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from types import MappingProxyType
@@ -17,7 +17,6 @@ from taskqueue_core.application.context import Context
 from taskqueue_core.application.declared_schedules import DeclaredSchedules
 from taskqueue_core.application.encoding import demand_codec
 from taskqueue_core.application.errors import InvalidArguments
-from taskqueue_core.application.handles import Handle, SyncHandle
 from taskqueue_core.application.lifespan import LifespanFunction, checked_lifespan
 from taskqueue_core.application.middleware import Middleware
 from taskqueue_core.application.policies import (
@@ -25,10 +24,10 @@ from taskqueue_core.application.policies import (
     declared_policies,
     declared_settings,
 )
-from taskqueue_core.application.publishing import checked_calls, publish_calls
 from taskqueue_core.application.rules import ErrorRules
 from taskqueue_core.application.task_decorator import TaskDecorator
-from taskqueue_core.application.task_function import TaskFunction, TaskOptions, location_of, name_of
+from taskqueue_core.application.task_function import TaskFunction, location_of, name_of
+from taskqueue_core.application.task_options import TaskOptions
 from taskqueue_core.application.type_errors import check_declared_name, check_prefix
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import kind_of
@@ -109,6 +108,10 @@ class Tasks(Connections):
         run: Literal["auto", "thread", "process"] = "auto",
         schedule: Cron | Every | None = None,
         unique: Unique | None = None,
+        tags: tuple[str, ...] = (),
+        index: tuple[str, ...] | None = None,
+        keep_ended: float | None = None,
+        keep_ended_most: int | None = None,
     ) -> TaskDecorator: ...
 
     def task(
@@ -126,6 +129,10 @@ class Tasks(Connections):
         run: Literal["auto", "thread", "process"] = "auto",
         schedule: Cron | Every | None = None,
         unique: Unique | None = None,
+        tags: tuple[str, ...] = (),
+        index: tuple[str, ...] | None = None,
+        keep_ended: float | None = None,
+        keep_ended_most: int | None = None,
         **unknown: object,
     ) -> Any:
         """Declare a function as a task: ``@tasks.task``, or ``@tasks.task("name", timeout=30)``.
@@ -144,11 +151,14 @@ class Tasks(Connections):
         ``schedule`` lets the store publish the task at these times, without arguments, once `apply` has written it;
         `schedule` has more options.
 
-        With ``unique``, at most one task with equal arguments is live: see `Unique`, and docs/unique.md.
+        With ``unique``, at most one task with equal arguments is live: see `Unique`, and docs/unique.md. ``tags`` are
+        those of all its tasks; a publish may add others.
 
         The other options are settings of the queue, which `apply` writes: ``retry`` is a policy or a number of
         attempts, by default 10 attempts after 2, 4, 8 ... seconds, up to 10 minutes; after ``timeout`` seconds an
-        attempt fails; ``limits`` hold for all workers together; results are kept for ``result_ttl`` seconds.
+        attempt fails; ``limits`` hold for all workers together; results are kept for ``result_ttl`` seconds. Lists
+        find tasks by the tags that ``index`` names, and ended ones for ``keep_ended`` seconds, at most
+        ``keep_ended_most`` of each state.
 
         Raises `ConfigurationError` if a name is not allowed or taken, an option is out of range, a rule is wrong,
         ``unique`` names what is no argument, the arguments of the function cannot be published by name, or another task
@@ -168,8 +178,15 @@ class Tasks(Connections):
             raise ConfigurationError(
                 f"task: there is no option {option!r}; the options are {nearest_first(option, known)}"
             )
-        policies = declared_policies(retry, timeout, limits, result_ttl)
-        options = TaskOptions.of(policies, batch, on_error, run, unique)
+        policies = declared_policies(
+            *(retry, limits),
+            timeout=timeout,
+            result_ttl=result_ttl,
+            index=index,
+            keep_ended=keep_ended,
+            keep_ended_most=keep_ended_most,
+        )
+        options = TaskOptions.of(policies, batch, on_error, run, unique=unique, tags=tags)
         if callable(function):
             return self._add(function, None, queue, options, schedule)
         if function is not None and not isinstance(function, str):
@@ -374,27 +391,3 @@ class Tasks(Connections):
         for other in self._included:
             found |= other.lifespans()
         return found if self._lifespan is None else found | {self: self._lifespan}
-
-    async def publish_many(
-        self, calls: Iterable[Call[Any]], *, wait: float = 0
-    ) -> list[Handle[Any]]:
-        """Publish calls in batches, and return their handles in order.
-
-        A refused call has a handle, too: its ``confirmation`` says why. ``wait`` is the number of seconds to wait, in
-        total, while queues are full; the option ``wait`` of a call has no effect here. Raises
-        `NotConnected`, `InvalidInput` and `BackendUnavailable`.
-
-        >>> handles = await tasks.publish_many(resize.call(name) for name in names)
-        """
-        return await publish_calls(self.queue(), checked_calls(calls), wait)
-
-    def publish_many_sync(
-        self, calls: Iterable[Call[Any]], *, wait: float = 0
-    ) -> list[SyncHandle[Any]]:
-        """Publish calls as `publish_many` does, from code without an event loop.
-
-        >>> handles = tasks.publish_many_sync(resize.call(name) for name in names)
-        """
-        queue = self.sync_queue()
-        handles = queue.run(publish_calls(queue.queue, checked_calls(calls), wait))
-        return [SyncHandle(queue, handle) for handle in handles]

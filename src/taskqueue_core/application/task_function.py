@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Generic, Literal, ParamSpec, Self, cast
+from typing import Any, Generic, ParamSpec, cast
 
 import msgspec
 from msgspec.structs import force_setattr as set_field
@@ -29,11 +29,11 @@ from taskqueue_core.application.middleware import Middleware
 from taskqueue_core.application.outputs import has_outputs
 from taskqueue_core.application.publishing import publish_calls
 from taskqueue_core.application.results import Results
-from taskqueue_core.application.rules import NO_RULES, ErrorRules, checked_rules
+from taskqueue_core.application.task_options import TaskOptions
 from taskqueue_core.application.type_errors import schema_error
 from taskqueue_core.application.unique_work import UniqueWork
 from taskqueue_core.errors import ConfigurationError, InvalidInput
-from taskqueue_core.limits import LIMITS, check_number, kind_of
+from taskqueue_core.limits import check_tags
 from taskqueue_core.policy_model import nearest_first
 from taskqueue_core.protocol.frames import WireTask
 from taskqueue_core.queue import PublishOptions, Queue, stored
@@ -51,51 +51,6 @@ TASK_HEADER = "taskqueue-task"
 """header with the name of the task, in a queue that several tasks share"""
 SCHEMA_HEADER = "taskqueue-schema"
 """header with the fingerprint of the schema by which the payload was written"""
-
-
-class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the options of a declared task say."""
-
-    policies: Mapping[str, Any] = {}
-    """the settings of its queue that the task declares"""
-    batch: int = 0
-    """maximum number of tasks in one call of the function; 0: one call for each task"""
-    on_error: ErrorRules = NO_RULES
-    """what exceptions of the function mean"""
-    run: Literal["auto", "thread", "process"] = "auto"
-    """where the function is called: in a thread or the event loop, always in a thread, or in a child process"""
-    unique: Unique | None = None
-    """what makes two publishes the same work"""
-
-    @classmethod
-    def of(
-        cls,
-        policies: Mapping[str, Any],
-        batch: int | None,
-        on_error: ErrorRules | None = None,
-        run: Literal["auto", "thread", "process"] = "auto",
-        unique: Unique | None = None,
-    ) -> Self:
-        """Check options, and return them. Raises `ConfigurationError`."""
-        if batch is not None:
-            try:
-                check_number("batch", batch, 1, LIMITS.batch)
-            except InvalidInput as error:
-                raise ConfigurationError(str(error)) from None
-        if run not in {"auto", "thread", "process"}:
-            raise ConfigurationError(
-                f"run: got {str(run)[:50]!r}; expected 'auto', 'thread' or 'process'"
-            )
-        if run == "process" and batch is not None:
-            raise ConfigurationError(
-                "a child process runs one task at a time: remove batch, or run='process'"
-            )
-        if unique is not None and not isinstance(unique, Unique):
-            raise ConfigurationError(
-                f"unique: got {kind_of(unique)}; expected a Unique, as in unique=Unique(by=('user',))"
-            )
-        rules = NO_RULES if on_error is None else checked_rules(on_error)
-        return cls(policies=policies, batch=batch or 0, on_error=rules, run=run, unique=unique)
 
 
 class TaskFunction(Generic[P, R_co, C_co]):
@@ -277,10 +232,11 @@ class TaskFunction(Generic[P, R_co, C_co]):
 
     async def task(self, queue: Queue, text: bytes) -> Task:
         """Return the task to publish. ``text``: the arguments as JSON text. Raises `InvalidInput`."""
-        if self.changes or self.options.unique is not None:
+        own = self.options
+        if self.changes or own.unique is not None or own.tags:
             options: dict[str, Any] = {**self.changes}
             options.pop("on", None)
-            options["unique"] = self.unique_key(text)
+            options |= {"unique": self.unique_key(text), "tags": self.tags}
             if given := options.get("headers"):
                 options["headers"] = {**given, **self.headers}
                 if self.encoding is None:  # headers of an encoded task were copied
@@ -308,6 +264,13 @@ class TaskFunction(Generic[P, R_co, C_co]):
             tenant = self.changes.get("tenant")
             return self._work.key(unique, text, tenant, instants, digest)
         return unique
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags of a publish: those that the task declares, then those of `using`. Raises `InvalidInput`."""
+        given = self.changes.get("tags", ())
+        check_tags("tags", given)
+        return tuple(dict.fromkeys((*self.options.tags, *given)))
 
     @property
     def middleware(self) -> tuple[Middleware, ...]:

@@ -85,6 +85,7 @@ class Step(Generic[R_co]):
             deadline=task.deadline,
             not_before=task.not_before,
             max_attempts=task.max_attempts,
+            tags=task.tags,
             content_digest=task.content_digest,
             after=tuple(each.name if isinstance(each, Step) else each for each in self.after),
             when=self.when,

@@ -71,6 +71,7 @@ DECLARABLE = (
     "stream_ttl",
     *_ORDER,
     "floor_share",
+    *_LISTING,
 )
 """fields that the declaration of a task can set; each of them has an owner"""
 _Bound = Annotated[Whole, Field(ge=1, le=1_000_000_000)]

@@ -77,6 +77,7 @@ class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     tenant: str | None = None
     ordering_key: str | None = None
     max_attempts: int | None = None
+    tags: tuple[str, ...] = ()
     expires_in: float | None = None
     """seconds after which the task is no longer delivered, counted from the time at which it becomes available"""
     instants: dict[str, InstantForm] = {}
@@ -129,6 +130,7 @@ class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             ordering_key=ordering_key or self.ordering_key,
             unique=self.unique or key_of_schedule,
             max_attempts=self.max_attempts,
+            tags=self.tags,
             not_before=available if delayed else None,
             deadline=None if self.expires_in is None else available + self.expires_in,
             content_digest=self.content_digest,

@@ -77,6 +77,7 @@ class WorkflowStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     deadline: float | None = None
     not_before: float | None = None
     max_attempts: int | None = None
+    tags: tuple[str, ...] = ()
     content_digest: bytes | None = None
     after: tuple[str | TaskRef, ...] = ()
     """the parents: names of steps of the same workflow, and other tasks"""
@@ -123,6 +124,7 @@ class WorkflowStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             deadline=self.deadline,
             not_before=self.not_before,
             max_attempts=self.max_attempts,
+            tags=self.tags,
             content_digest=self.content_digest,
             after=after,
         )

@@ -26,6 +26,7 @@ from taskqueue_server.routing.schemas import (
     Name,
     Priority,
     Seconds,
+    Tags,
 )
 
 _Overlap = Literal["skip", "allow", "wait", "replace"]
@@ -70,6 +71,7 @@ class TemplateIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     tenant: Name | None = None
     ordering_key: Name | None = None
     max_attempts: Attempts | None = None
+    tags: Tags = ()
     expires_in: Seconds | None = None
     instants: dict[str, InstantForm] = {}
     unique: UniqueIn | None = None

@@ -21,6 +21,7 @@ from taskqueue_server.routing.schemas import (
     Name,
     Priority,
     Seconds,
+    Tags,
     meta_of,
 )
 
@@ -107,6 +108,7 @@ class TaskIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     not_before: Instant | None = None
     delay: Seconds | None = None
     max_attempts: Attempts | None = None
+    tags: Tags = ()
     unique: UniqueIn | None = None
     content_digest: ContentDigest | None = None
     """16 to 64 bytes in base64 by which the id is recognised instead of the payload; the same for the same content"""
@@ -130,6 +132,7 @@ class TaskIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             deadline=instant(now, "expires_in", self.expires_in, "deadline", self.deadline),
             not_before=instant(now, "delay", self.delay, "not_before", self.not_before),
             max_attempts=self.max_attempts,
+            tags=self.tags,
             unique=None if self.unique is None else self.unique.to_key(),
             content_digest=self.content_digest,
             after=None if self.after is None else self.after.to_after(),

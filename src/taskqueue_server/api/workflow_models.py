@@ -22,6 +22,7 @@ from taskqueue_server.routing.schemas import (
     Name,
     Priority,
     Seconds,
+    Tags,
     meta_of,
 )
 
@@ -47,6 +48,7 @@ class StepIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     not_before: Instant | None = None
     delay: Seconds | None = None
     max_attempts: Attempts | None = None
+    tags: Tags = ()
     content_digest: ContentDigest | None = None
     after: _Parents = []
     when: When = "done"
@@ -67,6 +69,7 @@ class StepIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 deadline=instant(now, "expires_in", self.expires_in, "deadline", self.deadline),
                 not_before=instant(now, "delay", self.delay, "not_before", self.not_before),
                 max_attempts=self.max_attempts,
+                tags=self.tags,
                 content_digest=self.content_digest,
                 after=tuple(
                     each if isinstance(each, str) else each.to_ref(f"steps.{place}.after")

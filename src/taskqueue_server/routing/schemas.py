@@ -36,5 +36,8 @@ Instant = Annotated[float, meta_of(minimum=0, exclusiveMaximum=END_OF_TIME + 1)]
 Seconds = Annotated[float, meta_of(minimum=0, maximum=CENTURY)]
 Text = Annotated[str, meta_of(minLength=1, maxLength=LIMITS.text)]
 HeadersField = Annotated[dict[str, str], meta_of(maxProperties=LIMITS.headers)]
+_TAGS = meta_of(maxItems=LIMITS.tags, uniqueItems=True)
+Tags = Annotated[tuple[Annotated[str, meta_of(minLength=1, maxLength=LIMITS.tag)], ...], _TAGS]
+"""texts by which a task can be found, if the setting ``index`` of its queue names them"""
 ContentDigest = Annotated[bytes, meta_of(minLength=24, maxLength=88)]
 """16 to 64 bytes, in base64"""
