@@ -77,7 +77,7 @@ COMMANDS = {
     "dlq": "List, inspect, redrive and discard dead letters.",
     "audit": "Show what operators have done, newest first.",
     "apply": "Write what tasks declare into the store: settings of their queues, and schedules.",
-    "tasks": "Show the tasks of a registry or a worker, with their queues and arguments.",
+    "tasks": "List the tasks of a queue, or show those that a registry declares.",
     "token": "Create, list and revoke access tokens of a server.",
     "migrate": "Migrate from one backend to another without downtime.",
     "demo": "Run a real job: hash and compress the files under PATH and count their lines, with deliberate failures.",

@@ -1,4 +1,4 @@
-"""``taskqueue apply`` and ``taskqueue tasks``."""
+"""``taskqueue apply`` and ``taskqueue tasks declared``."""
 
 from __future__ import annotations
 
@@ -61,26 +61,27 @@ def test_an_operator_keeps_and_gives_back(cli: Cli, store: Shared) -> None:
 
 
 def test_tasks_are_shown_with_their_schema(cli: Cli) -> None:
-    """U2: ``tasks`` lists names, queues and arguments; ``--schema`` has what a publisher in another language needs."""
-    shown = " ".join(cli("tasks", SHOP).out.split())
+    """U2: ``tasks declared`` lists names, queues and arguments; ``--schema`` has what other languages need."""
+    shown = " ".join(cli("tasks", "declared", SHOP).out.split())
     assert "shop.resize shop.resize image, width?" in shown
     assert "shop.crop images image" in shown
-    resize, crop = cli("tasks", SHOP, "--schema").json
+    resize, crop = cli("tasks", "declared", SHOP, "--schema").json
     assert (resize["name"], resize["queue"], resize["payload"]["required"]) == (
         "shop.resize", "shop.resize", ["image"]
     )  # fmt: skip
     assert resize["payload"]["properties"]["width"] == {"title": "Width", "type": "integer"}
     assert crop["headers"]["taskqueue-task"] == "shop.crop"
-    assert cli("tasks", "tests.cli.work:worker", "--json").json[0]["name"] == "double"
+    assert cli("tasks", "declared", "tests.cli.work:worker", "--json").json[0]["name"] == "double"
 
 
-@pytest.mark.parametrize("command", ["apply", "tasks"])
+@pytest.mark.parametrize("command", ["apply", "tasks declared"])
 def test_a_wrong_target_is_explained(cli: Cli, command: str) -> None:
     """U2, U3: without a target, or with a wrong one, the error says that a registry or a worker is expected."""
-    missing, wrong = cli(command), cli(command, "tests.cli.work:WORKER_ID")
+    words = command.split()
+    missing, wrong = cli(*words), cli(*words, "tests.cli.work:WORKER_ID")
     assert missing.code == 2
     assert "name the registry of tasks, or the worker, for example shop.tasks:tasks" in missing.err
-    assert "registry of tasks" in wrong.err + cli(command, "no target").err
+    assert "registry of tasks" in wrong.err + cli(*words, "no target").err
 
 
 def test_through_a_server(cli: Cli, server: str) -> None:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from taskqueue_cli.backends import BACKEND_HELP, ServerUrl, record_action, with_backend
 from taskqueue_cli.commands.stats import missing_queue, read_queues
-from taskqueue_cli.commands.status import Id, Key, NoTask, format_time
+from taskqueue_cli.commands.status import Id, Key, NoTask, describe_failure, format_time
 from taskqueue_cli.output import (
     AsJson,
     argument,
@@ -127,10 +127,7 @@ def show(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson = F
         "failed at": format_time(dead_letter.failed_at),
         "payload": shown_in_place(dead_letter.task.payload, dead_letter.task.headers)
         or msgspec.json.format(dead_letter.task.payload, indent=2).decode(),
-        "history": "\n".join(
-            f"{format_time(failure.at)}  attempt {failure.attempt}: {readable_error(None, failure.error)}"
-            for failure in dead_letter.history
-        ),
+        "history": "\n".join(map(describe_failure, dead_letter.history)),
     }
     if dead_letter.history and dead_letter.history[-1].traceback:
         fields["traceback"] = dead_letter.history[-1].traceback.rstrip()

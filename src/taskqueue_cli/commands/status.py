@@ -6,8 +6,9 @@ import asyncio
 import time
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 import typer
 from msgspec import Raw
 from rich.markup import escape
@@ -23,10 +24,11 @@ from taskqueue_core.application.encoding import (
     shown_in_place,
 )
 from taskqueue_core.backend import Backend
-from taskqueue_core.capabilities import control_of
+from taskqueue_core.capabilities import TaskDetail, control_of, listing_of
 from taskqueue_core.errors import ConfigurationError, InvalidInput, TaskQueueError
+from taskqueue_core.protocol.frames import to_wire_task
 from taskqueue_core.retry import RetryPolicy
-from taskqueue_core.tasks import State, TaskStatus
+from taskqueue_core.tasks import Failure, State, TaskStatus
 from taskqueue_worker import load_worker
 
 Key = Annotated[str, argument("Key of the task, which is the name of its queue.", metavar="KEY")]
@@ -58,19 +60,42 @@ class NotRescheduled(TaskQueueError):
     code = "not_rescheduled"
 
 
-def status(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson = False) -> None:
+def status(
+    key: Key,
+    task_id: Id,
+    *,
+    detail: Annotated[
+        bool,
+        typer.Option("--detail", help="Show its fields, its times, its worker and its failures."),
+    ] = False,
+    server: ServerUrl = None,
+    as_json: AsJson = False,
+) -> None:
     """Show the status of one task."""
 
-    async def read(backend: Backend) -> TaskStatus:
-        task_status, _ = await _read(backend, key, task_id)
-        if task_status is None:
+    async def read(backend: Backend) -> TaskStatus | TaskDetail:
+        found = (
+            await listing_of(backend).task(key, task_id)
+            if detail
+            else (await _read(backend, key, task_id))[0]
+        )
+        if found is None:
             raise await _unknown(backend, key, task_id)
-        return task_status
+        return found
 
-    task_status = with_backend(server, read)
-    if as_json:
-        print_json(task_status)
-        return
+    found = with_backend(server, read)
+    if isinstance(found, TaskStatus):
+        if as_json:
+            print_json(found)
+        else:
+            print_fields(_fields(found))
+    elif as_json:
+        print_json(_as_dict(found))
+    else:
+        print_fields(_detailed(found))
+
+
+def _fields(task_status: TaskStatus) -> dict[str, str]:
     fields = {
         "state": task_status.state.value.replace("_", " "),
         "attempt": str(task_status.attempt),
@@ -87,7 +112,53 @@ def status(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson =
     if (last := task_status.last_failure) is not None:
         error = readable_error(None, last.error)
         fields["last failure"] = f"{format_time(last.at)}  attempt {last.attempt}: {error}"
-    print_fields(fields)
+    return fields
+
+
+def _detailed(detail: TaskDetail) -> dict[str, str]:
+    """Return what the store knows of a task, for people."""
+    task, fields = detail.task, _fields(detail.status)
+    fields.pop("last failure", None)
+    fields |= {
+        "priority": str(task.priority),
+        "tenant": task.tenant or "",
+        "ordering key": task.ordering_key or "",
+        "tags": " ".join(task.tags),
+        "published": _time(detail.published_at),
+        "delivered": _time(detail.delivered_at),
+        "worker": detail.worker_id or "",
+        "not before": _time(task.not_before),
+        "deadline": _time(task.deadline),
+        "history": "\n".join(map(describe_failure, detail.history)),
+    }
+    if detail.history and (traceback := detail.history[-1].traceback):
+        fields["traceback"] = traceback.rstrip()
+    if _has_contents(detail):
+        fields["payload"] = shown_in_place(task.payload, task.headers) or (
+            msgspec.json.format(task.payload, indent=2).decode()
+        )
+    return fields
+
+
+def _as_dict(detail: TaskDetail) -> dict[str, Any]:
+    """Return the same object as the HTTP API."""
+    fields = msgspec.structs.asdict(detail) | {"task": to_wire_task(detail.task)}
+    return msgspec.structs.asdict(fields.pop("status")) | {"detail": fields}
+
+
+def _has_contents(detail: TaskDetail) -> bool:
+    return detail.status.state.live or detail.status.state is State.DEAD
+
+
+def _time(at: float | None) -> str:
+    return "" if at is None else format_time(at)
+
+
+def describe_failure(failure: Failure) -> str:
+    """Return a failed attempt on one line, with its time, its worker and its error."""
+    where = f" on {failure.worker}" if failure.worker else ""
+    error = readable_error(None, failure.error)
+    return f"{format_time(failure.at)}  attempt {failure.attempt}{where}: {error}"
 
 
 def _names(refs: Sequence[TaskRef], total: int) -> str:

@@ -1,0 +1,95 @@
+"""``taskqueue tasks list``, and ``taskqueue status --detail``."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+
+import pytest
+
+from taskqueue_cli.output import console
+from taskqueue_core.tasks import Task
+from tests.cli.conftest import Cli
+from tests.cli.shared import Shared
+
+
+@pytest.fixture
+def filled(cli: Cli, store: Shared) -> Shared:
+    """A queue with tasks in several states, of which ``index`` names a tag."""
+    assert cli("queue", "set", "mail", "--index", "user", "--keep-ended", "600").code == 0
+
+    async def fill() -> None:
+        ids = [f"{n:032x}" for n in range(4)]
+        tags = ("user:42", "urgent")
+        tasks = [Task(key="mail", id=i, tenant="acme", tags=tags, payload=b'{"to":1}') for i in ids]
+        await store.publisher.publish(*tasks)
+        await store.publisher.publish(Task(key="mail", id="later", not_before=store.now() + 7200))
+        subscription = store.subscribe(["mail"], "worker-1")
+        first, second = (await subscription.receive(2, 5)).deliveries
+        await subscription.ack(first)
+        error = "TimeoutError: the printer did not answer"
+        await subscription.dead_letter(second, "max_attempts", error, traceback="File x\nline 7")
+
+    asyncio.run(fill())
+    return store
+
+
+@pytest.mark.usefixtures("filled")
+def test_tasks_are_listed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """U18: a list has the columns that its tasks need, in 80 characters, and says how to go on; JSON has the cursor."""
+    monkeypatch.setattr(console, "width", 80)
+    found = cli("tasks", "list", "mail", "--tag", "user:42", "--limit", "3")
+    assert found.code == 0
+    lines = found.out.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert lines[1].split() == ["task", "attempt", "for", "state", "details"]
+    assert f"{1:032x}" in found.out
+    command = shlex.split(found.err.partition(": ")[2].strip())
+    assert command[:2] == ["taskqueue", "tasks"]
+    rest = cli(*command[1:])
+    assert (f"{3:032x}" in rest.out, rest.err) == (True, "")
+    newest = cli("tasks", "list", "mail", "--tag", "user:42", "--newest", "--all", "--json").json
+    assert [int(task["task_id"], 16) for task in newest["tasks"]] == [3, 2, 1, 0]
+    assert newest["next"] is None
+    scheduled = cli("tasks", "list", "mail", "--state", "scheduled").out
+    assert "due in" in scheduled
+    assert re.search(r"later\s+1\s+2 h", scheduled)
+    done = cli("tasks", "list", "mail", "--state", "done", "--worker", "worker-1", "--json").json
+    assert [task["state"] for task in done["tasks"]] == ["done"]
+    assert "No such tasks" in cli("tasks", "list", "mail", "--state", "blocked").out
+    other = cli("tasks", "list", "mail", "--state", "dead", "--tenant", "other", "--json").json
+    assert other == {"tasks": [], "next": None}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["mail"], 2, "state: got none"),
+        (["mail", "--tag", "job:1"], 2, "the queue's setting index (user)"),
+        (["mail", "--state", "dead", "--after", "x"], 2, "after: got"),
+        (["mail", "--state", "runs"], 2, "--state"),
+        (["mial", "--state", "dead"], 1, "there is no queue 'mial' among those"),
+    ],
+)
+@pytest.mark.usefixtures("filled")
+def test_what_is_refused(cli: Cli, words: list[str], code: int, message: str) -> None:
+    """U18: the error names the option and what to do."""
+    refused = cli("tasks", "list", *words)
+    assert refused.code == code
+    assert message in " ".join(refused.err.split())
+
+
+@pytest.mark.usefixtures("filled")
+def test_a_task_in_detail(cli: Cli) -> None:
+    """U20: ``status --detail`` shows the fields of a task, its worker, its failures with the traceback, its payload."""
+    dead = f"{1:032x}"
+    shown = cli("status", "mail", dead, "--detail").out
+    for words in ("acme", "user:42 urgent", "on worker-1: TimeoutError", "line 7", '"to": 1'):
+        assert words in shown
+    found = cli("status", "mail", dead, "--detail", "--json").json
+    assert (found["state"], found["detail"]["worker_id"]) == ("dead", "worker-1")
+    assert found["detail"]["task"]["payload"] == {"to": 1}
+    done = cli("status", "mail", f"{0:032x}", "--detail").out
+    assert '"to"' not in done
+    assert cli("status", "mail", "no", "--detail").code == 1
