@@ -10,7 +10,8 @@ from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.connection.errors import contract_error
 from taskqueue_redis.connection.failures import Failure, NoScript, ScriptError
 from taskqueue_redis.journal.reader import StoreReader
-from taskqueue_redis.scripts.runner import Arg, Partitions, script_digest, source
+from taskqueue_redis.scripts.assembly import script_digest, source
+from taskqueue_redis.scripts.runner import Arg, Partitions
 from taskqueue_redis.scripts.task_record import TaskRecord, record_of
 
 _AT_ONCE = 300

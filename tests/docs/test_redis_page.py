@@ -22,7 +22,7 @@ from taskqueue_core.rate_limit import IntervalUnit, RateLimit
 from taskqueue_core.tasks import Task
 from taskqueue_core.uniqueness import UniqueKey
 from taskqueue_redis import RedisBackend, RedisSettings
-from taskqueue_redis.scripts.runner import source
+from taskqueue_redis.scripts.assembly import source
 from tests.binaries import curl
 from tests.docs.programs import PATIENCE, background
 from tests.ports import free_port

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from hiredis import Reader
 
-from taskqueue_redis.scripts import runner
+from taskqueue_redis.scripts import assembly
 from tests.redis.servers import RedisServer
 
 TRACED = "TASKQUEUE_TRACED"
@@ -78,7 +78,7 @@ def _wrapped(name: str) -> str:
     return _WRAPPED.format(script=_plain(name), name=name, key=_KEY)
 
 
-_plain = runner.source
+_plain = assembly.source
 
 
 def traced(name: str) -> str:
@@ -88,12 +88,12 @@ def traced(name: str) -> str:
 
 def install() -> Callable[[], None]:
     """Make this process run wrapped scripts; return a function that undoes it."""
-    runner.source = traced  # type: ignore[assignment] # without its cache, which is in `_wrapped`
-    runner.script_digest.cache_clear()
+    assembly.source = traced  # type: ignore[assignment] # without its cache, which is in `_wrapped`
+    assembly.script_digest.cache_clear()
 
     def end() -> None:
-        runner.source = _plain
-        runner.script_digest.cache_clear()
+        assembly.source = _plain
+        assembly.script_digest.cache_clear()
 
     return end
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import taskqueue_redis
 from taskqueue_redis import RedisBackend
-from taskqueue_redis.scripts.runner import source
+from taskqueue_redis.scripts.assembly import source
 from tests.redis.script_costs import Cost
 from tests.redis.servers import RedisServer
 

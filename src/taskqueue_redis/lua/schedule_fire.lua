@@ -6,7 +6,7 @@
 -- instants (separated by spaces), and the tasks, see `publish_tasks`.
 -- Returns how many replicas must confirm, then per schedule 0 if it is another one, or the answers for its tasks, up to
 -- the first that was refused. Answers only the first schedules or tasks if many copies of tasks were stored.
-local KEPT = 20 -- number of outcomes that are kept
+local OUTCOMES = 20 -- number of outcomes that are kept
 local LATER = 1000000 -- microseconds after which a schedule is due again whose instant was not fired
 
 local BY_ANSWER = {[-1] = 'duplicate', [-2] = 'conflict', duplicate = 'overlap', replaced = 'replaced', not_unique = 'not_unique'}
@@ -52,7 +52,7 @@ while at <= #ARGV and not full do
       changed = true
       lines[#lines + 1] = line
     end
-    if changed then outcomes = table.concat(lines, '\n', math.max(1, #lines - KEPT + 1)) end
+    if changed then outcomes = table.concat(lines, '\n', math.max(1, #lines - OUTCOMES + 1)) end
     if planned == '' then
       next_at, refused = present, refusal
     else

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import re
 import secrets
 import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
-from importlib import resources
 from itertools import chain
 from typing import Any
 
@@ -25,8 +21,8 @@ from taskqueue_redis.connection.failures import (
     NoScript,
     ScriptError,
 )
+from taskqueue_redis.scripts import assembly
 from taskqueue_redis.setup.checks import ServerChecks
-from taskqueue_redis.setup.permissions import rights_in_lua
 
 LAYOUT = "8"
 """version of the data format in Redis; increased when older code cannot read what newer code writes"""
@@ -38,10 +34,6 @@ _EXPECTED = frozenset({"RESET", "GONE", "LATE"})
 """codes of errors that scripts return on purpose"""
 _REPAIR_SECONDS = 5.0
 """minimum number of seconds between two repairs of a partition, and between two reports of an unfit store"""
-_INNER = "streams"
-"""the first of the shared parts that are placed in a Lua function of their own"""
-_PARTS = re.compile(r"^--@ (.*)\n")
-_FUNCTION = re.compile(r"^local function (\w+)", re.MULTILINE)
 
 _log = logging.getLogger("taskqueue.redis")
 
@@ -56,55 +48,6 @@ def microseconds(time: float) -> int:
 def seconds(time: bytes | str | int) -> float:
     """Convert microseconds, the unit of the store, to Unix seconds."""
     return int(time) / 1_000_000
-
-
-@cache
-def source(name: str) -> str:
-    """Return the text of a script, preceded by the shared Lua parts that its first line names.
-
-    The parts after a slash in that line are wrapped in the Lua function ``rarely``, which returns their functions. The
-    parts after a second slash may call ``rarely``.
-    """
-    folder = resources.files("taskqueue_redis") / "lua"
-    text = (folder / f"{name}.lua").read_text()
-    named = _PARTS.match(text)
-    if named is None:
-        return text
-    always, rarely, using = (part.split() for part in f"{named[1]}//".split("/")[:3])
-    return _joined(always, (_lazily(rarely) if rarely else "") + _joined(using, text))
-
-
-def _joined(names: Sequence[str], end: str) -> str:
-    """Join parts and ``end`` to one Lua block.
-
-    Lua keeps a list of the local variables that inner functions use. To define an inner function, Lua searches this
-    list for each local variable of the enclosing function that it uses. Variables from further outside need no search.
-    So the parts from ``streams`` on are placed in a function of their own: then all definitions take half the time.
-    """
-    folder = resources.files("taskqueue_redis") / "lua" / "lib"
-    parts = [
-        (folder / f"{name}.lua").read_text().replace("RIGHTS", rights_in_lua("META"))
-        for name in names
-    ]
-    if _INNER not in names:
-        return "".join([*parts, end])
-    first = names.index(_INNER)
-    return "".join([*parts[:first], "return (function()\n", *parts[first:], end, "\nend)()\n"])
-
-
-def _lazily(names: Sequence[str]) -> str:
-    """Wrap parts in a function that defines them on demand: defining them takes longer than most script calls."""
-    functions = ", ".join(f"{name} = {name}" for name in _FUNCTION.findall(_joined(names, "")))
-    return (
-        "local rare\nlocal function rarely()\nif not rare then\nrare = (function()\n"
-        f"{_joined(names, f'return {{{functions}}}')}\nend)()\nend\nreturn rare\nend\n"
-    )
-
-
-@cache
-def script_digest(name: str) -> str:
-    """Return the hash by which Redis knows a script."""
-    return hashlib.sha1(source(name).encode(), usedforsecurity=False).hexdigest()
 
 
 class StoreClock:
@@ -208,11 +151,16 @@ class ScriptRunner:
             args = (*first, "" if clock is None else microseconds(clock.now()), *args)
             try:
                 return await self.client.command(
-                    partition, "EVALSHA", script_digest(name), *args, resend=resend, follow=follow
+                    partition,
+                    "EVALSHA",
+                    assembly.script_digest(name),
+                    *args,
+                    resend=resend,
+                    follow=follow,
                 )
             except NoScript as missing:
                 return await self.client.command(
-                    partition, "EVAL", source(name), *args, resend=resend, follow=follow,
+                    partition, "EVAL", assembly.source(name), *args, resend=resend, follow=follow,
                     uncertain=missing.uncertain,
                 )  # fmt: skip
         except Failure as failure:
@@ -311,7 +259,7 @@ class ScriptRunner:
         number = str(len(self.partitions.names))
         digests = {None: "", True: "yes", False: "no"}[settings.journal_digests]
         reply = await self.client.command(
-            partition, "EVAL", source("install"), *keys,
+            partition, "EVAL", assembly.source("install"), *keys,
             secrets.token_hex(8), LAYOUT, number, settings.journal_length or "", digests,
         )  # fmt: skip
         epoch, layout, partitions = (str(value, "ascii") for value in reply)
@@ -350,7 +298,7 @@ class ScriptRunner:
         try:
             while True:
                 cursor = await self.client.command(
-                    partition, "EVAL", source("repair"), *first, "", cursor, *args
+                    partition, "EVAL", assembly.source("repair"), *first, "", cursor, *args
                 )
                 if cursor == b"0":
                     break
