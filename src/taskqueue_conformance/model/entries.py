@@ -120,6 +120,8 @@ class Entry:
         """whether the entry got other contents while it was waiting, and may come before others since then"""
         self.loose = False
         """whether the delivery may have been lost before the entry expired, so that the store may count a loss"""
+        self.swept = False
+        """whether a purge may have ended the entry, because the delivery was lost before"""
         self._since: Span = (0.0, 0.0)
         self._number: tuple[float, float] = (0, 0)
         """least and greatest number: entries that became available in one call have no order among them"""

@@ -53,12 +53,20 @@ class Upkeep(UniqueKeys):
         """Record which deliveries the store has ended because they exceeded their processing time."""
         for task_id, status in matches.items():
             entry = self.entries[key, task_id]
+            swept, entry.swept = entry.swept, False
+            if swept and status is not None and status.state is State.CANCELLED:
+                entry.settled.append(("", ""))
+                entry.loose = True
+                self.end(entry, State.CANCELLED, span)
             ended = status is not None and status.state in (State.WAITING, State.DEAD)
             if ended and entry.maybe_hung(span):
                 self.lose(entry, span)
 
     def purged(self, key: str, number: int, span: Span) -> None:
-        """Record that a purge has ended all entries of a queue that are not in flight."""
+        """Record that a purge has ended all entries of a queue that are not in flight.
+
+        A delivery that has exceeded its processing time may count as lost, and so as waiting.
+        """
         idle = (State.BLOCKED, State.WAITING, State.SCHEDULED)
         entries = [
             entry
@@ -67,7 +75,10 @@ class Upkeep(UniqueKeys):
             if entry.task.key == key and entry.state is state
         ]
         late = sum(entry.maybe_late(span) for entry in entries)
-        assert len(entries) - late <= number <= len(entries), (
+        hung = [e for e in self.entries.values() if e.task.key == key and e.maybe_hung(span)]
+        for entry in hung:
+            entry.swept = True
+        assert len(entries) - late <= number <= len(entries) + len(hung), (
             f"a purge ended {number} tasks, expected {len(entries)} (law 10)"
         )
         for entry in entries:
