@@ -7,10 +7,14 @@ from typing import NoReturn
 
 from taskqueue_core.application.errors import NotConnected
 from taskqueue_core.application.running_workflow import RunningWorkflow
+from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed
 from taskqueue_core.queue import Queue
-from taskqueue_core.retry import Outcome, Success
+from taskqueue_core.retry import Outcome, Snoozed, Success
 from taskqueue_worker.outcomes import HandlerCall, HandlerEnd, outcome_of_error
 from taskqueue_worker.task_log import TaskLog
+
+_AGAIN_SECONDS = 1.0
+"""seconds after which a task runs again whose added steps could not be stored"""
 
 
 def end_adding(call: HandlerCall) -> dict[int, RunningWorkflow]:
@@ -32,7 +36,8 @@ async def store_added(
 ) -> HandlerEnd:
     """Store the added steps of the tasks that succeeded, and return how the call ended.
 
-    If the steps of a task cannot be stored, its attempt has failed.
+    If the steps of a task are refused, its attempt has failed. If the server or the store does not answer, the task is
+    put off, which counts no attempt.
     """
     return await _store(call, end, flows, log, call.queue())
 
@@ -68,6 +73,9 @@ async def _store(
             if queue is None:
                 _refuse()
             await flow.store(queue)
+        except (BackendUnavailable, PublishUnconfirmed) as error:
+            outcomes[place] = Snoozed(_AGAIN_SECONDS)
+            log.not_stored(job.delivery, error)
         except Exception as error:  # noqa: BLE001 - middleware may raise any exception
             failed = outcome_of_error(error, call.handler.encoding)
             outcomes[place] = failed

@@ -78,6 +78,12 @@ class TaskLog:
                 exc_info=self.exc_info(error, traceback),
             )
 
+    def not_stored(self, delivery: AnyDelivery, error: BaseException) -> None:
+        """Log that the steps which a task has added could not be stored, so that it runs again."""
+        with suppress(Exception):  # as above
+            message = "the steps that task %s of %s has added are not stored, so it runs again: %s"
+            _log.warning(message, delivery.task.id, delivery.task.key, error)
+
     def failed_alone(
         self, deliveries: Sequence[AnyDelivery], error: BaseException, traceback: str | None = None
     ) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from taskqueue_core import (
+    BackendUnavailable,
     Call,
     Confirmation,
     Context,
     InvalidWorkflow,
     Middleware,
+    PublishUnconfirmed,
     Reject,
     Retry,
     State,
@@ -21,6 +23,7 @@ from taskqueue_core import (
     WorkflowState,
     chain,
 )
+from taskqueue_core.queue_workflows import QueueWorkflows
 from taskqueue_worker.testing import TestQueue
 from tests.application.flows import SECONDS, Flows
 from tests.application.test_workflow_input import Shuffled
@@ -193,6 +196,25 @@ async def test_another_addition_after_a_crash(flows: Splits) -> None:
         await taskqueue.advance(60)
         assert flows.ran == ["adds", "adds", "adds", "1"]
         assert (await handle.wait()).state is WorkflowState.ENDED
+
+
+async def test_an_outage(flows: Splits, monkeypatch: pytest.MonkeyPatch) -> None:
+    """U16, fault B1: while the store does not answer, a handler that adds steps runs again, and no attempt is used."""
+    add, failures = QueueWorkflows.add, [BackendUnavailable("down"), PublishUnconfirmed("lost")]
+
+    async def broken(*args: Any, **options: Any) -> Confirmation:
+        if failures:
+            raise failures.pop()
+        return await add(*args, **options)
+
+    monkeypatch.setattr(QueueWorkflows, "add", broken)
+    flows.add = lambda context: context.workflow.add(flows.note.call("once"))
+    async with TestQueue(flows.tasks) as taskqueue:
+        handle = await chain(flows.adds.using(max_attempts=1).call()).publish()
+        await taskqueue.advance(60)
+        assert (await handle.wait()).state is WorkflowState.ENDED
+        assert flows.ran == ["adds", "adds", "adds", "once"]
+        assert [context.failures for context in flows.contexts] == [0, 0, 0]
 
 
 class _Tags(Middleware):
