@@ -91,6 +91,8 @@ class Cast:
         self.actors: dict[tuple[str, int], Actor] = {}
         self.all: list[Actor] = []
         self._starts: dict[tuple[str, int], int] = {}
+        self.excused: tuple[str, ...] = ()
+        """names of errors whose tracebacks a process may print, because a fault causes them"""
 
     def of(self, role: str) -> list[Actor]:
         """Return the latest start of each process with this role."""
@@ -167,8 +169,10 @@ class Cast:
         """Record an error for each process that printed a traceback."""
         for actor in self.all:
             said = actor.output.read_text("utf-8", "replace") if actor.output.exists() else ""
-            _, mark, trace = said.partition("Traceback (most recent call last)")
-            if mark:
+            traces = said.split("Traceback (most recent call last)")[1:]
+            for trace in traces:
+                if any(name in trace for name in self.excused):
+                    continue
                 self.log.note(What.ERROR, note=f"{actor.name} printed: {trace[-1500:]}")
 
     async def close(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 from collections import defaultdict
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -48,6 +50,8 @@ _ROOM = 2
 _HOUR = 3600.0
 _MOVING = frozenset({"shards", "migration"})
 """runs in which schedules move between queues or stores"""
+_STEPS = {"adding": "thread", "process": "process"}
+"""where the steps run that add steps, in runs that have such"""
 _TICK = 0.05
 _PATIENCE = 3.0
 """seconds for which a fault waits until a process comes to its point"""
@@ -68,6 +72,8 @@ class Flowing(Replicas):
         self.points = Points(folder)
         self._at_point: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.menu = menu
+        if menu == "process":
+            self.cast.excused = ("ChildProcessEnded",)
         self._new: RedisServer | None = None
         """the store to which the run migrates"""
         if menu == "migration":
@@ -138,6 +144,7 @@ class Flowing(Replicas):
     def setup(self, role: str, number: int) -> dict[str, Any]:
         """Return the settings of a process."""
         found = super().setup(role, number) | {"pointed": role == "server"}
+        found["steps"] = _STEPS.get(self.menu, "")
         if role == "planner":
             found |= {
                 "keys": _KEYS,
@@ -211,7 +218,7 @@ class Flowing(Replicas):
             await self._afflictions.inflict(hit)
 
     async def _strike(self, fault: Fault) -> Fault | None:
-        """Wait until a process waits at the point of a fault, and kill Redis, or return the fault of that process."""
+        """Wait until a process is at the point of a fault, and kill Redis or a child process, or return its fault."""
         self.points.arm(fault.point)
         with contextlib.suppress(TimeoutError):
             await self.until(
@@ -220,10 +227,15 @@ class Flowing(Replicas):
         self.points.disarm(fault.point)
         name = self.points.reached_by(fault.point)
         role, _, number = name.partition(".")[0].rpartition("-")
+        if name and fault.target == "child":
+            with contextlib.suppress(OSError):  # it has died with its worker
+                os.kill(int(name.rpartition(".")[2]), signal.SIGKILL)
+            self.log.note(What.FAULT, name=fault.name, target=name)
+            self.log.note(What.HEALED, name=fault.name, target=name)
         if name and fault.target == "redis":
             await self._afflictions.inflict(fault)
             self.points.leave(fault.point)
-        if not name or fault.target == "redis":
+        if not name or fault.target in {"redis", "child"}:
             return None
         return msgspec.structs.replace(fault, target=role, number=int(number))
 

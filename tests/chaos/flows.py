@@ -16,6 +16,8 @@ SEEDS = 20
 RESULTS = Path(__file__).parent / "results" / "workflows.json"
 _WORDS = {
     "manifest": "SIGKILL of a publisher or server between the manifest of a workflow and its steps",
+    "adding": "SIGKILL of a worker before or after it stores the steps that a handler has added",
+    "process": "SIGKILL of the child process of a handler, or of its worker, also around such a call",
     "release": "SIGKILL of a server between the end of a parent and the release of its children",
     "outbox": "SIGKILL of Redis between a line of the outbox and its delivery",
     "schedules": "three servers fire the same schedules, and some of them are killed",

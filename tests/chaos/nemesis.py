@@ -18,8 +18,8 @@ class Fault(msgspec.Struct, frozen=True):
     deafen, lose, slow, slice, squeeze, swap, damage, redrive, discard, reshard, start, rollback, or what a GPU server
     does wrong"""
     target: str
-    """redis, consumer, producer, server, worker, dispatcher, gpu, planner, ``link-`` and one of these names, queue, or
-    migration"""
+    """redis, consumer, producer, server, worker, child (of a worker), dispatcher, gpu, planner, ``link-`` and one of
+    these names, queue, or migration"""
     number: int
     """number of the target, if there are several"""
     start: float
@@ -165,6 +165,7 @@ _CARRIED = (
     *("before confirm", "after confirm"),
 )
 _FIRED = ("before fire", "after fire")
+_ADDED = ("before add", "after add")
 _OPERATORS = (Offer("redrive", "queue", 3), Offer("discard", "queue", 3))
 
 WORKFLOWS: Mapping[str, tuple[Offer, ...]] = {
@@ -173,6 +174,18 @@ WORKFLOWS: Mapping[str, tuple[Offer, ...]] = {
         Offer("kill", "planner", 3, 0.1, 0.3, ("after parts", "before manifest", "after manifest")),
         Offer("kill", "server", 3, 0.1, 0.3, ("before steps", "after steps", "after manifest")),
         Offer("kill", "planner", 1, 0.1, 0.3),
+    ),
+    # A worker dies around the call that stores the steps which a handler has added.
+    "adding": (
+        Offer("kill", "worker", 5, 0.1, 0.5, _ADDED),
+        Offer("kill", "worker", 1, 0.1, 0.5),
+        Offer("kill", "server", 1, 0.1, 0.5, ("before steps", "after steps")),
+    ),
+    # The same with handlers in child processes, which die as well, alone or with their worker.
+    "process": (
+        Offer("kill", "child", 4, points=("in handler", *_ADDED)),
+        Offer("kill", "worker", 3, 0.1, 0.5, _ADDED),
+        Offer("kill", "worker", 1, 0.1, 0.5),
     ),
     # A server dies between the end of a parent and the release of its children.
     "release": (Offer("kill", "server", 4, 0.1, 0.5, _CARRIED), Offer("kill", "worker", 1)),

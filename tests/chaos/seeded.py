@@ -50,7 +50,7 @@ _NUMBERS = {
     "dispatcher": 2,
     "gpu": 3,
 }
-_FLOWING = {"server": 3, "planner": 2, "queue": 4}
+_FLOWING = {"server": 3, "planner": 2, "queue": 4, "child": 3}
 _FLOWING_SECONDS, _FLOWING_COUNT = 4.0, 6
 _LIMITS: Mapping[str, Mapping[str, Any]] = {
     "alpha": {"max_inflight": 10},

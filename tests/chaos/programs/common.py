@@ -39,6 +39,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     number: int = 0
     """number of the process within its role; all starts of the process share it"""
 
+    steps: str = ""
+    """where steps run that may add steps: thread or process; empty if no step adds steps"""
+
     # Fields for producers only.
     before: tuple[str, ...] = ()
     """paths of the event logs of earlier starts"""

@@ -20,6 +20,7 @@ from tests.chaos.programs.common import Setup
 _PAUSE = 0.03
 _WILLS = (*["ack"] * 8, "retry", "bury once", "bury once")
 _WHENS = (*["done"] * 6, "ended", "failed")
+_ADDING = (*_WILLS, *["add"] * 5)
 _LARGE = 5
 """of so many workflows, one is so large that it is stored in parts"""
 _PADDING = 60_000
@@ -37,7 +38,7 @@ def steps_of(setup: Setup, number: int) -> list[WorkflowStep]:
             WorkflowStep.of(
                 f"s{place}",
                 chance.choice(setup.keys),
-                {"will": chance.choice(_WILLS), "padding": padding},
+                {"will": chance.choice(_ADDING if setup.steps else _WILLS), "padding": padding},
                 after=tuple(after),
                 when=chance.choice(_WHENS) if after else "done",
             )

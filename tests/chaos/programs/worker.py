@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import random
 from pathlib import Path
 
+from taskqueue_core import Tasks
 from taskqueue_worker import Context, Reject, Retry, Worker
 from tests.chaos.history import Log, What
 from tests.chaos.programs.common import Setup
 
 _CONCURRENCY = 20
+_CHILDREN = 2
+"""maximum number of child processes of a worker"""
 
 
 def _first(mark: Path) -> bool:
@@ -23,14 +27,28 @@ def _first(mark: Path) -> bool:
     return True
 
 
+def _registries(setup: Setup) -> tuple[Tasks, ...]:
+    """Return the tasks of steps in a run in which steps add steps."""
+    if not setup.steps:
+        return ()
+    os.environ |= {"CHAOS_FOLDER": str(Path(setup.log).parent), "CHAOS_NAME": setup.name}
+    steps = importlib.import_module("tests.chaos.programs.steps")
+    if setup.steps == "process":
+        return (steps.isolated,)
+    steps.record(f"{setup.name}.steps")
+    return (steps.threaded,)
+
+
 async def run(setup: Setup, log: Log, over: asyncio.Event) -> None:
     """Run the worker until told to stop."""
     chance = random.Random(f"{setup.seed} {setup.name}")
+    concurrency = _CHILDREN if setup.steps == "process" else _CONCURRENCY
     worker = Worker(
+        *_registries(setup),
         url=os.environ["TASKQUEUE_SERVER_URL"],
         worker_id=f"w{setup.number}",
-        concurrency=_CONCURRENCY,
-        prefetch=_CONCURRENCY,
+        concurrency=concurrency,
+        prefetch=concurrency,
         grace=2.0,
     )
 
@@ -54,7 +72,7 @@ async def run(setup: Setup, log: Log, over: asyncio.Event) -> None:
             raise Reject("on purpose")
         return context.task_id
 
-    for key in setup.keys:
+    for key in setup.keys if not setup.steps else ("delta",):
         worker.task(key)(handle)
     serving = asyncio.create_task(worker.serve())
     ending = asyncio.create_task(over.wait())
