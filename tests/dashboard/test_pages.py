@@ -64,6 +64,11 @@ PAGES = (
     "/queues/%3Cimg%3Dx%3E",
     "/queues/k/dead",
     "/queues/%3Cimg%3Dx%3E/dead",
+    "/queues/k/tasks",
+    "/queues/k/tasks?state=dead&tenant=<b>tenant",
+    "/queues/k/tasks?state=scheduled&newest=true",
+    "/queues/k/tasks?tag=%3Cb%3E",
+    "/queues/unknown/tasks",
     "/queues/unknown",
     "/queues/unknown/dead",
     "/queues/k/dead?filter=nothing",
@@ -92,7 +97,7 @@ async def test_nothing_is_markup(it: Running, client: httpx2.AsyncClient) -> Non
     assert "{{7*7}}" in dead
     for page in ("/tasks/k/one", "/tasks/k/gone"):
         assert "<pre>at &lt;script&gt;alert(1)" in (await client.get(page)).text, page
-    assert "Last failure" in (await client.get("/tasks/k/gone")).text
+    assert "Failures" in (await client.get("/tasks/k/gone")).text
 
 
 async def test_pages_stand_on_good_headers(it: Running, client: httpx2.AsyncClient) -> None:

@@ -12,6 +12,7 @@ from taskqueue_server.dashboard import (
     login,
     queues,
     schedules,
+    task_lists,
     tasks,
     workflows,
 )
@@ -68,6 +69,8 @@ OPERATIONS = (
     _operation("POST", "/queues/{key}/delete", queues.delete),
     _operation("GET", "/queues/{key}/dead", dead_letters.dead_letters),
     _operation("POST", "/queues/{key}/dead", dead_letters.act),
+    _operation("GET", "/queues/{key}/tasks", task_lists.tasks),
+    _operation("POST", "/queues/{key}/tasks", task_lists.act),
     _operation("GET", "/tasks/{key}/{id}", tasks.task),
     _operation("POST", "/tasks/{key}/{id}", tasks.act),
     _operation("GET", "/login", login.ask, public=True),

@@ -143,6 +143,7 @@ def _tenants(call: RequestContext, key: str, result: QueueSettings) -> list[dict
     return [
         {
             "name": tenant or "all others",
+            "tenant": tenant,
             "weight": result.weights.get(tenant, 1),
             "flow": flow,
             "share": flow.delivered / total_delivered if total_delivered else 0.0,

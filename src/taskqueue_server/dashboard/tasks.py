@@ -12,10 +12,10 @@ from starlette.responses import Response
 
 from taskqueue_core.application.encoding import shown_in_place
 from taskqueue_core.backend import Capability
-from taskqueue_core.capabilities import has
+from taskqueue_core.capabilities import TaskDetail, has, listing_of
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_name
-from taskqueue_core.tasks import State, TaskStatus
+from taskqueue_core.tasks import State, Task, TaskStatus
 from taskqueue_server.dashboard.pages import path, poller_of, render, see_other
 from taskqueue_server.dashboard.settings_form import read_form
 from taskqueue_server.dashboard.snapshot import LISTED
@@ -33,7 +33,7 @@ async def task(call: RequestContext) -> Response:
 
 
 async def act(call: RequestContext) -> Response:
-    """Cancel a live task, or redrive or discard a dead letter."""
+    """Cancel a live task, let a scheduled one run now, or redrive or discard a dead letter."""
     key, task_id, form = call.name("key"), call.name("id"), await read_form(call)
     action, confirmed = form.text("action"), form.text("confirm")
     if action in {"cancel", "discard"} and confirmed != action:
@@ -43,10 +43,14 @@ async def act(call: RequestContext) -> Response:
         call.note("cancel", key, tasks=int(cancelled), details=f"id={task_id}")
         notice = "cancelled" if cancelled else "not-live"
         return see_other(path("tasks", key, task_id), notice)
+    if action == "run":
+        moved = await call.context.control.reschedule(key, task_id, call.context.backend.now())
+        call.note("reschedule", key, tasks=int(moved), details=f"id={task_id}")
+        return see_other(path("tasks", key, task_id), "due-now" if moved else "unchanged", 1)
     dead_letters = call.context.dead_letters
     moves = {"redrive": dead_letters.redrive, "discard": dead_letters.discard}
     if action not in moves:
-        raise InvalidInput("action", "an unknown value", "cancel, redrive or discard")
+        raise InvalidInput("action", "an unknown value", "cancel, run, redrive or discard")
     number = await moves[action](key, task_id)
     call.note(action, key, tasks=number, details=f"id={task_id}")
     notice = f"{action}n" if action == "redrive" else "discarded"
@@ -57,24 +61,58 @@ async def _page(
     call: RequestContext, key: str, task_id: str, status: int = 200, error: str | None = None
 ) -> Response:
     control = call.context.control
-    (statuses,) = await control.statuses(key, task_id)
+    detail = await _detail(call, key, task_id)
+    found = None if detail is None else detail.status
     operates = call.is_allowed(key, ("admin",))
     result = (await control.results(key, task_id))[0] if operates else None
-    dead = statuses is not None and statuses.state is State.DEAD
-    dead_letter = await call.context.dead_letters.get(key, task_id) if dead else None
+    stored = found is not None and (found.state.live or found.state is State.DEAD)
     snapshot = await poller_of(call).fresh()
     return await DashboardView(call, "task", key, task_id).render(
         snapshot,
-        404 if statuses is None else status,
-        task=statuses,
-        steps=_steps(statuses),
+        404 if found is None else status,
+        task=found,
+        detail=detail,
+        steps=_steps(found),
+        times=[] if detail is None else _times(detail),
         result=pretty(result),
-        dead_letter=dead_letter,
-        payload=pretty(dead_letter.task.payload, dead_letter.task.headers)
-        if dead_letter and operates
+        payload=pretty(detail.task.payload, detail.task.headers)
+        if detail and stored and operates
         else None,
         error=error,
     )
+
+
+async def _detail(call: RequestContext, key: str, task_id: str) -> TaskDetail | None:
+    """Return what the store knows of a task; without ``listing``, its status and a dead letter's fields."""
+    if has(call.context.backend, Capability.LISTING):
+        return await listing_of(call.context.backend).task(key, task_id)
+    (status,) = await call.context.control.statuses(key, task_id)
+    if status is None:
+        return None
+    dead = status.state is State.DEAD
+    letter = await call.context.dead_letters.get(key, task_id) if dead else None
+    if letter is not None:
+        return TaskDetail(status=status, task=letter.task, history=letter.history)
+    history = () if status.last_failure is None else (status.last_failure,)
+    return TaskDetail(status=status, task=Task(key=key, id=task_id), history=history)
+
+
+def _times(detail: TaskDetail) -> list[tuple[str, float, float | None]]:
+    """Return what happened to a task and when, each with the seconds since the event before it."""
+    status = detail.status
+    events = [
+        ("Published", detail.published_at),
+        *((f"Attempt {failure.attempt} failed", failure.at) for failure in detail.history),
+        ("Delivered", detail.delivered_at),
+    ]
+    if not status.state.live:
+        events.append((status.state.value.capitalize(), status.updated_at))
+    known = sorted([(at, name) for name, at in events if at is not None], key=lambda pair: pair[0])
+    before = [None, *(at for at, _ in known)]
+    return [
+        (name, at, None if last is None else at - last)
+        for (at, name), last in zip(known, before, strict=False)
+    ]
 
 
 def _steps(status: TaskStatus | None) -> list[tuple[str, str]]:

@@ -1,0 +1,189 @@
+"""The page with the tasks of a queue in a state or with a tag, and actions on several of them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+from urllib.parse import urlencode
+
+from starlette.responses import Response
+
+from taskqueue_core.authoring.listings import ENDED, tag_name
+from taskqueue_core.backend import Capability
+from taskqueue_core.capabilities import TaskPage, TaskSummary, has, listing_of
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.limits import LIMITS, check_name
+from taskqueue_core.tasks import State
+from taskqueue_server.context.server import read_each
+from taskqueue_server.dashboard.pages import path, render, see_other
+from taskqueue_server.dashboard.settings_form import Form, read_form
+from taskqueue_server.routing.operations import RequestContext
+
+_PAGE = 50
+_AT_ONCE = 20
+"""number of tasks that an action changes at the same time"""
+_READS = 10
+"""maximum number of pages of the store that the preview of an action reads"""
+_SHOWN = 20
+"""number of tasks whose ids a preview shows"""
+ACTIONS = {
+    State.WAITING: ("cancel",),
+    State.IN_FLIGHT: ("cancel",),
+    State.BLOCKED: ("cancel",),
+    State.SCHEDULED: ("run", "cancel"),
+    State.DEAD: ("redrive", "discard"),
+}
+"""what can be done to the tasks in a state"""
+LABELS = {"run": "Run now", "cancel": "Cancel", "redrive": "Redrive", "discard": "Discard"}
+_NOTICES = {
+    "run": "due-now",
+    "cancel": "all-cancelled",
+    "redrive": "redriven",
+    "discard": "discarded",
+}
+_FIELDS = ("state", "tag", "tenant", "worker", "newest")
+
+
+class TaskFilter(NamedTuple):
+    """What a list shows, as in the query of its page. Empty texts select nothing."""
+
+    state: str = ""
+    tag: str = ""
+    tenant: str = ""
+    worker: str = ""
+    newest: str = ""
+
+    @classmethod
+    def of(cls, call: RequestContext, form: Form | None = None) -> TaskFilter:
+        """Return the filter in the query of a page, or in its form; waiting tasks by default."""
+        query = call.request.query_params
+        given = [(form.text(name) if form else query.get(name, "")).strip() for name in _FIELDS]
+        chosen = cls(*given)
+        return chosen if chosen.state or chosen.tag else chosen._replace(state=State.WAITING.value)
+
+    @property
+    def query(self) -> str:
+        """The query of the page that shows this list."""
+        return urlencode({name: text for name, text in self._asdict().items() if text})
+
+    async def read(self, call: RequestContext, key: str, after: str | None, limit: int) -> TaskPage:
+        """Return a page of the list. Raises `InvalidInput`."""
+        try:
+            state = State(self.state) if self.state else None
+        except ValueError:
+            raise InvalidInput("state", "an unknown state", f"one of: {', '.join(State)}") from None
+        return await listing_of(call.context.backend).tasks(
+            key,
+            state=state,
+            tag=self.tag or None,
+            tenant=self.tenant or None,
+            worker=self.worker or None,
+            after=after,
+            limit=limit,
+            newest=bool(self.newest),
+        )
+
+
+async def tasks(call: RequestContext) -> Response:
+    """Show a page of the tasks in a state or with a tag."""
+    return await _page(call, call.name("key"), TaskFilter.of(call))
+
+
+async def act(call: RequestContext) -> Response:
+    """Show what an action would do to the selected tasks, or to all in the list; do it if this was confirmed."""
+    key, form = call.name("key"), await read_form(call)
+    action, chosen, ids = form.text("action"), TaskFilter.of(call, form), form.all("ids")
+    if action not in LABELS:
+        return see_other(f"{path('queues', key, 'tasks')}?{chosen.query}", "nothing")
+    for task_id in ids:
+        check_name("ids", task_id)
+    ids = list(dict.fromkeys(ids))[: LIMITS.batch]
+    if form.text("confirm") == action:
+        number = await _act(call, key, action, ids)
+        shown = chosen.query or "all"
+        call.note(action, key, tasks=number, details=" ".join([shown, "ids:", *ids]))
+        back = f"{path('queues', key, 'tasks')}?{chosen.query}"
+        return see_other(back, _NOTICES[action] if number else "unchanged", number)
+    following = None
+    if form.text("what") == "all":
+        found, following = await _matching(call, key, chosen)
+        ids = [task.task_id for task in found if action in ACTIONS.get(task.state, ())]
+    if not ids:
+        return see_other(f"{path('queues', key, 'tasks')}?{chosen.query}", "nothing")
+    return await render(
+        call,
+        "tasks_preview.html",
+        key=key,
+        action=action,
+        label=LABELS[action],
+        ids=ids,
+        shown=_SHOWN,
+        chosen=chosen,
+        more=following is not None,
+    )
+
+
+async def _matching(
+    call: RequestContext, key: str, chosen: TaskFilter
+) -> tuple[list[TaskSummary], str | None]:
+    """Return the first tasks of a list, as many as one action may change, and where the list continues."""
+    found: list[TaskSummary] = []
+    after = None
+    for _ in range(_READS):
+        page = await chosen.read(call, key, after, LIMITS.batch - len(found))
+        found += page.tasks
+        after = page.next
+        if after is None or len(found) == LIMITS.batch:
+            break
+    return found, after
+
+
+async def _act(call: RequestContext, key: str, action: str, ids: list[str]) -> int:
+    """Do an action to the tasks with these ids. Return the number of tasks that it has changed."""
+    control, dead_letters = call.context.control, call.context.dead_letters
+    if action in ("redrive", "discard"):
+        move = dead_letters.redrive if action == "redrive" else dead_letters.discard
+        return await move(key, *ids) if ids else 0
+    if action == "cancel":
+        done = await read_each(partial(control.cancel, key), ids, _AT_ONCE)
+        for task_id in ids:
+            call.context.waiters.check_now(key, task_id)
+        return sum(done)
+    now = call.context.backend.now()
+    return sum(await read_each(partial(control.reschedule, key, at=now), ids, _AT_ONCE))
+
+
+async def _page(call: RequestContext, key: str, chosen: TaskFilter) -> Response:
+    able, error, page = has(call.context.backend, Capability.LISTING), None, TaskPage()
+    after = call.request.query_params.get("after")
+    settings = await call.context.control.settings(key)
+    if able:
+        try:
+            page = await chosen.read(call, key, after, _PAGE)
+        except InvalidInput as refused:
+            error = str(refused)
+    states = {task.state for task in page.tasks}
+    actions = [name for name in LABELS if any(name in ACTIONS.get(each, ()) for each in states)]
+    following = {"after": page.next} if page.next else {}
+    return await render(
+        call,
+        "tasks.html",
+        200 if error is None else 422,
+        key=key,
+        able=able,
+        error=error,
+        chosen=chosen,
+        tasks=page.tasks,
+        looked_at=page.looked_at,
+        actions=actions if call.is_allowed(key, ("admin",)) else [],
+        labels=LABELS,
+        states=[each.value for each in State],
+        ended=[each.value for each in ENDED],
+        index=settings.index,
+        keeps=settings.keep_ended > 0,
+        known_tag=not chosen.tag or tag_name(chosen.tag) in settings.index,
+        paged=after is not None,
+        now=call.context.backend.now(),
+        reverse=chosen._replace(newest="" if chosen.newest else "true").query,
+        following=f"{chosen.query}&{urlencode(following)}" if following else None,
+    )

@@ -1,0 +1,159 @@
+"""Lists of tasks on the dashboard, actions on several of them, and the page of a task."""
+
+from __future__ import annotations
+
+import re
+
+import httpx2
+import pytest
+
+from taskqueue_core.backend import Capability
+from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.tasks import State, Task
+from tests.dashboard.support import post
+from tests.dashboard.test_forms import bury, followed
+from tests.server.support import Running
+
+LIST = "/queues/k/tasks"
+
+
+def rows(page: str) -> list[str]:
+    """Return the ids of the tasks on a page."""
+    return re.findall(r'<tr data-task="([^"]+)"', page)
+
+
+async def test_each_number_leads_to_its_list(it: Running, client: httpx2.AsyncClient) -> None:
+    """U20: the numbers of the overview, and all parts of a queue's ledger, are links to the tasks that they count."""
+    await bury(it, "dead")
+    await it.publish("one", "two", tenant="acme")
+    overview, queue = (await client.get("/")).text, (await client.get("/queues/k")).text
+    for state in State:
+        where = f"{LIST}?state={state.value}"
+        assert f'href="{where}"' in queue
+        page = await client.get(where)
+        assert page.status_code == 200
+        count = await it.count(state)
+        assert len(rows(page.text)) == count, state
+    for state in ("waiting", "blocked", "scheduled", "in_flight"):
+        assert f'href="{LIST}?state={state}"' in overview
+    (first, *_) = re.findall(r'<a href="(/tasks/k/[^"]+)"', (await client.get(LIST)).text)
+    assert (await client.get(first)).status_code == 200
+
+
+async def test_pages_and_filters(it: Running, client: httpx2.AsyncClient) -> None:
+    """U18, U20: a list has pages in both orders, and filters by tenant and tag; what is refused is explained."""
+    await it.context.control.configure("k", QueueSettings(index=("user",)))
+    tasks = [
+        Task(key="k", id=f"t{n:02}", tenant="ab"[n % 2], tags=(f"user:{n % 3}",)) for n in range(60)
+    ]
+    await it.backend.publisher.publish(*tasks)
+    for order in ("", "&newest=true"):
+        address, seen = f"{LIST}?state=waiting{order}", list[str]()
+        while address:
+            page = (await client.get(address)).text
+            seen += rows(page)
+            following = re.search(r'href="(\?[^"]+)" rel="next"', page)
+            address = LIST + following[1].replace("&amp;", "&") if following else ""
+        assert seen == sorted([task.id for task in tasks], reverse=bool(order))
+    tagged = (await client.get(f"{LIST}?tag=user:1&tenant=a")).text
+    assert rows(tagged) == [f"t{n:02}" for n in range(60) if n % 3 == 1 and n % 2 == 0]
+    for query, words in (
+        ("tag=job:1", "taskqueue queue set k --index NAME"),
+        ("state=nothing", "state: got"),
+        ("state=waiting&after=x", "after: got"),
+    ):
+        refused = await client.get(f"{LIST}?{query}")
+        assert (refused.status_code, words in refused.text) == (422, True), query
+
+
+async def test_actions_are_previewed(it: Running, client: httpx2.AsyncClient) -> None:
+    """U20, U21: an action on several tasks says how many it changes, changes these once confirmed, and is recorded."""
+    ids = [f"t{n}" for n in range(4)]
+    await it.publish(*ids, tenant="acme")
+    await it.publish("other")
+    chosen = {"action": "cancel", "state": "waiting", "tenant": "acme"}
+    preview = await post(client, LIST, **chosen, what="all")
+    assert '<span id="touched">4</span>' in preview.text
+    assert await it.count(State.CANCELLED) == 0
+    shown = re.findall(r'name="ids" value="([^"]+)"', preview.text)
+    assert shown == ids
+    await it.context.control.cancel("k", "t0")
+    answer = await client.post(LIST, data={**chosen, "ids": shown, "confirm": "cancel"})
+    assert "Cancelled: 3." in await followed(client, answer)
+    (entry,) = await it.backend.audit.entries(limit=1)  # type: ignore[attr-defined]
+    assert (entry.action, entry.key, entry.tasks) == ("cancel", "k", 3)
+    assert entry.details == "state=waiting&tenant=acme ids: t0 t1 t2 t3"
+    nothing = await post(client, LIST, action="cancel", state="waiting")
+    assert "no task was selected" in await followed(client, nothing)
+    assert await it.count(State.WAITING) == 1
+
+
+@pytest.mark.parametrize(
+    ("action", "state", "after"),
+    [
+        ("run", State.SCHEDULED, State.WAITING),
+        ("redrive", State.DEAD, State.WAITING),
+        ("discard", State.DEAD, State.DISCARDED),
+    ],
+)
+async def test_each_action(
+    it: Running, client: httpx2.AsyncClient, action: str, state: State, after: State
+) -> None:
+    """U20: scheduled tasks run now; dead letters are redriven or discarded."""
+    if state is State.DEAD:
+        await bury(it, "a", "b")
+    else:
+        await it.publish("a", "b", not_before=it.backend.now() + 900)
+    assert f'value="{action}"' in (await client.get(f"{LIST}?state={state.value}")).text
+    form = {"action": action, "state": state.value, "ids": "a"}
+    assert '<span id="touched">1</span>' in (await post(client, LIST, **form)).text
+    assert await it.count(state) == 2
+    await followed(client, await post(client, LIST, **form, confirm=action))
+    assert (await it.count(state), await it.count(after)) == (1, 1)
+
+
+async def test_an_action_is_bounded(it: Running, client: httpx2.AsyncClient) -> None:
+    """U20: one action changes at most 1,000 tasks, and its preview says that more follow."""
+    await it.backend.publisher.publish(*(Task(key="k") for _ in range(1000)))
+    await it.publish("last")
+    preview = await post(client, LIST, action="cancel", state="waiting", what="all")
+    assert '<span id="touched">1,000</span>' in preview.text
+    assert "more follow" in preview.text
+    ids = re.findall(r'name="ids" value="([^"]+)"', preview.text)
+    await client.post(LIST, data={"action": "cancel", "confirm": "cancel", "ids": ids})
+    assert await it.count(State.WAITING) == 1
+
+
+async def test_the_life_of_a_task(it: Running, client: httpx2.AsyncClient) -> None:
+    """U20: the page of a task has its fields, its attempts with worker and traceback, and the times between states."""
+    await it.publish("t", tenant="acme", tags=("user:1",), payload=b'{"to": "ada"}')
+    async with it.backend.subscribe(["k"], "w1") as subscription:
+        (delivery,) = (await subscription.receive(1, 1)).deliveries
+        publisher = it.backend.publisher
+        at = it.backend.now() + 900
+        await publisher.schedule_retry(
+            delivery.task, at, error="TimeoutError", traceback="line 7", settles=delivery
+        )
+        page = (await client.get("/tasks/k/t")).text
+        for words in ("acme", "user:1", "w1", "line 7", "ada", "Attempt 1 failed", "Retry now"):
+            assert words in page, words
+        answer = await post(client, "/tasks/k/t", action="run")
+        assert "Available now: 1." in await followed(client, answer)
+        (delivery,) = (await subscription.receive(1, 1)).deliveries
+        await subscription.ack(delivery, results=[b'"the result"'])
+    done = (await client.get("/tasks/k/t")).text
+    assert "the result" in done
+    assert "ada" not in done
+    assert re.search(r"<b>Done</b>", done)
+
+
+async def test_without_the_capability(
+    it: Running, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """U20: with a backend that has no lists, the page says so, and the page of a task has what the status has."""
+    await bury(it, "dead")
+    inner = type(it.backend).capabilities
+    names = inner.names - {Capability.LISTING}
+    monkeypatch.setattr(type(it.backend), "capabilities", type(inner)(names=names, shared=False))
+    assert "no lists of tasks" in (await client.get(LIST)).text
+    assert "it broke" in (await client.get("/tasks/k/dead")).text
