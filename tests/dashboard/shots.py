@@ -44,6 +44,7 @@ _PAGES = {
     "schedule": "/schedules/report.weekdays",
     "queue": "/queues/thumbnail",
     "dead": "/queues/thumbnail/dead",
+    "tasks": "/queues/thumbnail/tasks?state=done&newest=true",
     "task": "/find?q=broken-1",
     "unknown": "/queues/nothing-here",
     "problem": "/queues/~",

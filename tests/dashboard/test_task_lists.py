@@ -7,9 +7,10 @@ import re
 import httpx2
 import pytest
 
-from taskqueue_core.backend import Capability
+from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.tasks import State, Task
+from taskqueue_memory import MemoryBackend
 from tests.dashboard.support import post
 from tests.dashboard.test_forms import bury, followed
 from tests.server.support import Running
@@ -34,8 +35,8 @@ async def test_each_number_leads_to_its_list(it: Running, client: httpx2.AsyncCl
         assert page.status_code == 200
         count = await it.count(state)
         assert len(rows(page.text)) == count, state
-    for state in ("waiting", "blocked", "scheduled", "in_flight"):
-        assert f'href="{LIST}?state={state}"' in overview
+    for name in ("waiting", "blocked", "scheduled", "in_flight"):
+        assert f'href="{LIST}?state={name}"' in overview
     (first, *_) = re.findall(r'<a href="(/tasks/k/[^"]+)"', (await client.get(LIST)).text)
     assert (await client.get(first)).status_code == 200
 
@@ -152,8 +153,7 @@ async def test_without_the_capability(
 ) -> None:
     """U20: with a backend that has no lists, the page says so, and the page of a task has what the status has."""
     await bury(it, "dead")
-    inner = type(it.backend).capabilities
-    names = inner.names - {Capability.LISTING}
-    monkeypatch.setattr(type(it.backend), "capabilities", type(inner)(names=names, shared=False))
+    names = MemoryBackend.capabilities.names - {Capability.LISTING}
+    monkeypatch.setattr(MemoryBackend, "capabilities", Capabilities(names=names, shared=False))
     assert "no lists of tasks" in (await client.get(LIST)).text
     assert "it broke" in (await client.get("/tasks/k/dead")).text

@@ -31,6 +31,7 @@ RUN_BY = {
     r"curl -sS localhost:8420/queue/submit": "tests/docs/test_dispatcher_page.py",
     r"taskqueue (serve|worker|result) |python publish\.py": "tests/docs/test_readme.py",
     r"taskqueue (schedule|apply) ": "tests/docs/test_schedules_page.py",
+    r"taskqueue (tasks list|status|queue set mail) ": "tests/docs/test_finding_page.py",
     r"taskqueue (queue|publish|stats) |curl .*/v1/queues/resize/": "tests/docs/test_flow_page.py",
     r"curl -sS .*localhost:8420/v1/(tasks|queues)": "tests/docs/test_http_page.py",
     r"TASKQUEUE_BACKEND=redis .* taskqueue serve": "tests/docs/test_redis_page.py",
