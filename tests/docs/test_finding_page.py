@@ -41,7 +41,9 @@ def test_its_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     shown = [
         (command, expected)
         for block in blocks(PAGE, "console")
-        for command, expected in re.findall(r"^\$ taskqueue (.+)\n((?:(?!\$ ).*\n?)*)", block, re.MULTILINE)
+        for command, expected in re.findall(
+            r"^\$ taskqueue (.+)\n((?:(?!\$ ).*\n?)*)", block, re.MULTILINE
+        )
     ]
     assert len(shown) == 5
     for number, (command, expected) in enumerate(shown):
