@@ -32,6 +32,7 @@ from taskqueue_core.application.task_function import TaskFunction
 from taskqueue_core.application.workflow import Workflow, chain, group
 from taskqueue_core.application.workflow_handle import SyncWorkflowHandle, WorkflowHandle
 from taskqueue_core.application.workflow_step import Step
+from taskqueue_core.capabilities import TaskDetail, TaskPage, TaskSummary
 from taskqueue_core.errors import (
     BackendUnavailable,
     IdConflict,
@@ -44,6 +45,7 @@ from taskqueue_core.errors import (
 )
 from taskqueue_core.hooks import hookimpl
 from taskqueue_core.queue import Queue, connect
+from taskqueue_core.queue_lists import SyncTaskList, TaskList
 from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.reconcile import Reconciled, reconcile
 from taskqueue_core.retry import RetryPolicy
@@ -111,17 +113,22 @@ __all__ = [
     "StepStatus",
     "SyncHandle",
     "SyncQueue",
+    "SyncTaskList",
     "SyncWorkflowHandle",
     "Task",
     "TaskCancelled",
     "TaskDead",
+    "TaskDetail",
     "TaskDiscarded",
     "TaskExpired",
     "TaskFailed",
     "TaskFunction",
+    "TaskList",
+    "TaskPage",
     "TaskQueueError",
     "TaskRef",
     "TaskStatus",
+    "TaskSummary",
     "TaskTemplate",
     "Tasks",
     "Undecodable",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -53,3 +53,10 @@ async def try_for(seconds: float, work: Callable[[], Awaitable[object]]) -> None
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await work()
+
+
+class BlockingCalls(Protocol):
+    """A way to make blocking calls."""
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine, and return its result."""

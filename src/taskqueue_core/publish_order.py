@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from taskqueue_core.after import TaskRef
 from taskqueue_core.tasks import Confirmation, Published, Refusal, Task
 
-__all__ = ["in_parts", "is_absent", "refused_with_parent"]
+__all__ = ["in_parts", "is_absent", "refused_with_parent", "retry_hints"]
 
 
 def in_parts(tasks: Sequence[Task], most: int) -> Iterator[Sequence[int]]:
@@ -59,3 +59,12 @@ def refused_with_parent(task: Task, absent: Mapping[TaskRef, Confirmation]) -> C
                 retry_after=answer.retry_after,
             )
     return None
+
+
+def retry_hints(confirmations: Iterable[Confirmation]) -> dict[int, float]:
+    """Return, by index, the suggested delays of the refused tasks that may be accepted later."""
+    return {
+        index: confirmation.retry_after
+        for index, confirmation in enumerate(confirmations)
+        if confirmation.status is Published.REFUSED and confirmation.retry_after is not None
+    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
@@ -17,9 +16,10 @@ from typing_extensions import Unpack
 
 from taskqueue_core.after import TaskRef
 from taskqueue_core.assembly import open_backend
+from taskqueue_core.authoring.listings import Query
 from taskqueue_core.authoring.unsupported import field_checks
 from taskqueue_core.backend import Backend, Capability, Subscription
-from taskqueue_core.capabilities import RoomSignal, RoomSignals, control_of, has
+from taskqueue_core.capabilities import RoomSignal, RoomSignals, control_of
 from taskqueue_core.errors import (
     ConfigurationError,
     IdConflict,
@@ -30,8 +30,10 @@ from taskqueue_core.errors import (
 )
 from taskqueue_core.json_text import encode_json
 from taskqueue_core.limits import LIMITS, check_duration
+from taskqueue_core.lost_tasks import warn_of_lost_tasks
 from taskqueue_core.publish_options import PublishOptions, after_of, instant
-from taskqueue_core.publish_order import in_parts, is_absent, refused_with_parent
+from taskqueue_core.publish_order import in_parts, is_absent, refused_with_parent, retry_hints
+from taskqueue_core.queue_lists import OfQueue, TaskList, queue_name
 from taskqueue_core.queue_schedules import QueueSchedules
 from taskqueue_core.queue_workflows import QueueWorkflows
 from taskqueue_core.retry import RetryPolicy
@@ -41,6 +43,7 @@ from taskqueue_core.tasks import (
     Ledger,
     Published,
     Refusal,
+    State,
     Task,
     TaskStatus,
     encoded_task,
@@ -49,9 +52,6 @@ from taskqueue_core.uniqueness import key_of
 
 __all__ = ["PublishOptions", "Queue", "connect", "instant", "stored"]
 
-_log = logging.getLogger("taskqueue")
-_MAX_NAMED = 5
-"""maximum number of queues that a log message names"""
 _RESENDS = 3
 _PAUSE = RetryPolicy(base=0.05, cap=1.0)
 _MIN_RETRY_SECONDS = 0.02
@@ -110,7 +110,7 @@ async def _connected(backend: str | Backend | None) -> AsyncIterator[Queue]:
             try:
                 yield Queue(opened)
             finally:
-                await _warn_of_lost_tasks(opened)
+                await warn_of_lost_tasks(opened)
     else:
         yield Queue(backend)
 
@@ -230,7 +230,7 @@ class Queue:
         self, tasks: list[Task], answers: Iterable[Confirmation], end: float
     ) -> list[Confirmation]:
         confirmations = list(answers)
-        hints = _hints(confirmations)
+        hints = retry_hints(confirmations)
         if not hints:
             return confirmations
         async with await self._signal({tasks[hint].key for hint in hints}) as signal:
@@ -246,7 +246,7 @@ class Queue:
                 answers = await self._send([tasks[hint] for hint in hints])
                 for hint, answer in zip(hints, answers, strict=True):
                     confirmations[hint] = answer
-                hints = _hints(confirmations)
+                hints = retry_hints(confirmations)
         return confirmations
 
     async def _signal(self, keys: set[str]) -> AbstractAsyncContextManager[RoomSignal | None]:
@@ -305,6 +305,37 @@ class Queue:
         """The workflows in the store, as data; `taskqueue_core.Workflow` is the API for declared tasks."""
         return QueueWorkflows(self.backend, self.publish_many, stored)
 
+    def tasks(
+        self,
+        of: str | OfQueue,
+        *,
+        state: State | None = None,
+        tenant: str | None = None,
+        tag: str | None = None,
+        worker: str | None = None,
+        newest: bool = False,
+    ) -> TaskList:
+        """Return the tasks of a queue, or of the queue of a declared task, that are in ``state`` or have ``tag``.
+
+        The queue's setting ``index`` must name the tag. ``tenant`` and ``worker`` leave out other tasks; a worker is
+        known of tasks in flight, and of ended ones with the setting ``keep_ended``. docs/finding.md shows the order;
+        ``newest`` reverses it. Raises `InvalidInput` and `CapabilityMissing`.
+
+        >>> async for task in queue.tasks("mail", state=State.DEAD, newest=True):
+        ...     print(task.task_id, task.error)
+        """
+        return TaskList(
+            self.backend,
+            Query(
+                key=queue_name(of),
+                state=state,
+                tenant=tenant,
+                tag=tag,
+                worker=worker,
+                newest=newest,
+            ),
+        )
+
     async def ledger(self, *keys: str) -> Ledger:
         """Return the sum of the ledgers of the given queues, or of all queues."""
         control = control_of(self.backend)
@@ -318,29 +349,6 @@ class Queue:
         if not self._knows_time:
             self._knows_time = (await self.backend.health()).ok
         return self.backend.now()
-
-
-async def _warn_of_lost_tasks(backend: Backend) -> None:
-    """Log a warning if tasks were published to a store that ends with this connection, and nothing received any."""
-    able = backend.capabilities
-    if able.shared or able.durable or not has(backend, Capability.CONTROL):
-        return
-    control, lost, keys = control_of(backend), 0, list[str]()
-    for key in await control.queues():
-        stats = await control.stats(key)
-        number = stats.ledger.waiting + stats.ledger.scheduled + stats.ledger.blocked
-        if number and not stats.delivered:
-            lost += number
-            keys.append(key)
-    if lost:
-        shown = ", ".join(keys[:_MAX_NAMED]) + (", ..." if len(keys) > _MAX_NAMED else "")
-        _log.warning(
-            "published tasks are lost: %d in %s; no worker received them, and their store in memory ends with this "
-            "connection: connect to 'server' or another backend that processes share, or pass one backend object to "
-            "the connection and a LocalWorker",
-            lost,
-            shown,
-        )
 
 
 def stored(confirmation: Confirmation) -> Confirmation:
@@ -386,12 +394,3 @@ def _end_of(wait: float) -> float | None:
 
 def _remaining(end: float) -> float:
     return end - asyncio.get_running_loop().time()
-
-
-def _hints(confirmations: Iterable[Confirmation]) -> dict[int, float]:
-    """Return, by index, the suggested delays of the refused tasks that may be accepted later."""
-    return {
-        index: confirmation.retry_after
-        for index, confirmation in enumerate(confirmations)
-        if confirmation.status is Published.REFUSED and confirmation.retry_after is not None
-    }

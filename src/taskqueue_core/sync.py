@@ -15,20 +15,22 @@ from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from functools import cached_property
 from types import TracebackType
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 from weakref import WeakSet
 
 from typing_extensions import Unpack
 
 from taskqueue_core.after import TaskRef
 from taskqueue_core.backend import Backend
+from taskqueue_core.concurrency import BlockingCalls
 from taskqueue_core.errors import ConfigurationError, TaskQueueError
 from taskqueue_core.queue import PublishOptions, Queue, connect
+from taskqueue_core.queue_lists import OfQueue, SyncTaskList
 from taskqueue_core.queue_schedules import QueueSchedules
 from taskqueue_core.queue_workflows import QueueWorkflows
 from taskqueue_core.schedule_status import ScheduleStatus
 from taskqueue_core.schedules import Overlap, Schedule
-from taskqueue_core.tasks import Confirmation, Ledger, Task, TaskStatus
+from taskqueue_core.tasks import Confirmation, Ledger, State, Task, TaskStatus
 from taskqueue_core.workflows import WorkflowStatus, WorkflowStep
 
 T = TypeVar("T")
@@ -92,13 +94,6 @@ def _connected(backend: str | Backend | None) -> Iterator[SyncQueue]:
     finally:
         atexit.unregister(connection.close)
         connection.close()
-
-
-class BlockingCalls(Protocol):
-    """A way to make blocking calls."""
-
-    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine, and return its result."""
 
 
 class LoopCalls:
@@ -291,6 +286,22 @@ class SyncQueue:
     def workflows(self) -> SyncWorkflows:
         """The workflows in the store, as data; see `Queue.workflows`."""
         return SyncWorkflows(self.queue.workflows, self._loop)
+
+    def tasks(
+        self,
+        of: str | OfQueue,
+        *,
+        state: State | None = None,
+        tenant: str | None = None,
+        tag: str | None = None,
+        worker: str | None = None,
+        newest: bool = False,
+    ) -> SyncTaskList:
+        """Return the tasks of a queue that are in a state, or that have a tag; see `Queue.tasks`."""
+        found = self.queue.tasks(
+            of, state=state, tenant=tenant, tag=tag, worker=worker, newest=newest
+        )
+        return SyncTaskList(found, self._loop)
 
     def ledger(self, *keys: str) -> Ledger:
         """Return the sum of the ledgers of the given queues, or of all queues; see `Queue.ledger`."""

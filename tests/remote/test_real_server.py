@@ -8,9 +8,17 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-import taskqueue_core.queue
 from taskqueue_cli.commands.dead_letters import act_on_all
-from taskqueue_core import Debounce, NotUnique, Tasks, Unique, UniqueKey, UnknownTask, gather
+from taskqueue_core import (
+    Debounce,
+    NotUnique,
+    Tasks,
+    Unique,
+    UniqueKey,
+    UnknownTask,
+    gather,
+    publish_order,
+)
 from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.config import Settings
@@ -188,8 +196,10 @@ async def test_waiting_for_room_in_the_server(
     remote: RemoteBackend, store: MemoryBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B13: a remote publisher can wait for a queue to accept tasks, like a local one."""
-    hints = taskqueue_core.queue._hints
-    monkeypatch.setattr(taskqueue_core.queue, "_hints", lambda told: dict.fromkeys(hints(told), 0))
+    hints = publish_order.retry_hints
+    monkeypatch.setattr(
+        "taskqueue_core.queue.retry_hints", lambda told: dict.fromkeys(hints(told), 0)
+    )
     await pause_queue(store.control, "k", intake=True, paused=True)
     waiting = asyncio.create_task(Queue(remote).publish("k", wait=20))
     await asyncio.sleep(0.05)

@@ -25,13 +25,13 @@ from taskqueue_core.application.errors import (
     UnknownTask,
 )
 from taskqueue_core.application.handler_scope import HANDLER_SCOPE
-from taskqueue_core.capabilities import control_of
+from taskqueue_core.capabilities import TaskDetail, control_of, listing_of
 from taskqueue_core.errors import InvalidInput, TaskQueueError
 from taskqueue_core.limits import kind_of
 from taskqueue_core.queue import Queue, stored
 from taskqueue_core.sync import SyncQueue
 from taskqueue_core.task_ends import has_ended
-from taskqueue_core.tasks import Confirmation, State, TaskStatus
+from taskqueue_core.tasks import Confirmation, Failure, State, TaskStatus
 
 R_co = TypeVar("R_co", covariant=True)
 S = TypeVar("S")
@@ -103,6 +103,22 @@ class Handle(Generic[R_co]):
         """
         status = await self._queue.status(self.key, self.id)
         return None if status is None else self._readable(status)
+
+    async def details(self) -> TaskDetail | None:
+        """Return all that the store knows of the task: its times, worker, failures and tags; ``None`` as in `status`.
+
+        `TaskDetail.task` is the stored task, without its payload and headers if it has ended, or if the token of a
+        connection to a server does not permit to see them. Raises `CapabilityMissing` without ``listing``.
+
+        >>> details = await handle.details()
+        >>> [failure.error for failure in details.history]
+        []
+        """
+        found = await listing_of(self._queue.backend).task(self.key, self.id)
+        if found is None:
+            return None
+        history = tuple([self._readable_failure(each) for each in found.history])
+        return replace(found, status=self._readable(found.status), history=history)
 
     async def cancel(self) -> bool:
         """End the task as cancelled; if it is running, its handler is stopped. Return False if it had ended before.
@@ -202,9 +218,12 @@ class Handle(Generic[R_co]):
         """Return a status with decoded texts of errors."""
         failure = status.last_failure
         if failure is not None:
-            failure = replace(failure, error=readable_error(self._encoding, failure.error))
+            failure = self._readable_failure(failure)
         error = status.error and readable_error(self._encoding, status.error)
         return replace(status, error=error, last_failure=failure)
+
+    def _readable_failure(self, failure: Failure) -> Failure:
+        return replace(failure, error=readable_error(self._encoding, failure.error))
 
     def _raise(self, status: TaskStatus) -> NoReturn:
         state = status.state
@@ -244,6 +263,10 @@ class SyncHandle(Generic[R_co]):
     def status(self) -> TaskStatus | None:
         """Return the status of the task, as `Handle.status` does."""
         return self._queue.run(self._handle.status())
+
+    def details(self) -> TaskDetail | None:
+        """Return all that the store knows of the task, as `Handle.details` does."""
+        return self._queue.run(self._handle.details())
 
     def cancel(self) -> bool:
         """End the task as cancelled, as `Handle.cancel` does."""

@@ -23,7 +23,12 @@ ERROR_CHARACTERS = 200
 
 
 class TaskSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A task as a list shows it, without payload and headers."""
+    """A task as a list shows it, without payload and headers.
+
+    >>> _ = await queue.publish("mail", {"to": "ada"}, id="ada", tags=("user:42",))
+    >>> [(task.task_id, task.tags) async for task in queue.tasks("mail", state=State.WAITING)]
+    [('ada', ('user:42',))]
+    """
 
     key: str
     """name of the queue"""
@@ -49,7 +54,12 @@ class TaskSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskPage(msgspec.Struct, frozen=True, kw_only=True):
-    """One page of tasks."""
+    """One page of tasks.
+
+    >>> page = await queue.tasks("mail", state=State.DEAD).page(limit=20)
+    >>> page.tasks, page.next
+    ((), None)
+    """
 
     tasks: tuple[TaskSummary, ...] = ()
     next: str | None = None
@@ -59,7 +69,13 @@ class TaskPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """What the store knows of one task."""
+    """What the store knows of one task.
+
+    >>> handle = await resize.using(tags=("user:42",)).publish("cat.png")
+    >>> details = await handle.details()
+    >>> details.status.state, details.task.tags
+    (<State.WAITING: 'waiting'>, ('user:42',))
+    """
 
     status: TaskStatus
     task: Task
