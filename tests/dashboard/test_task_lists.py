@@ -9,7 +9,7 @@ import pytest
 
 from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.capabilities import QueueSettings
-from taskqueue_core.tasks import State, Task
+from taskqueue_core.tasks import QueueStats, State, Task
 from taskqueue_memory import MemoryBackend
 from tests.dashboard.support import post
 from tests.dashboard.test_forms import bury, followed
@@ -157,3 +157,27 @@ async def test_without_the_capability(
     monkeypatch.setattr(MemoryBackend, "capabilities", Capabilities(names=names, shared=False))
     assert "no lists of tasks" in (await client.get(LIST)).text
     assert "it broke" in (await client.get("/tasks/k/dead")).text
+
+
+async def test_pages_with_many_queues(it: Running, client: httpx2.AsyncClient) -> None:
+    """U20: with 250 queues, a page reads one queue again, not all of them; after an action, the overview is current."""
+    for n in range(250):
+        await it.publish("one", key=f"k{n:03}")
+    await client.get("/")
+    control, read = it.context.control, list[str]()
+    stats = control.stats
+
+    async def counted(key: str) -> QueueStats:
+        read.append(key)
+        return await stats(key)
+
+    it.context.control.stats = counted  # type: ignore[method-assign]
+    await it.publish("two", key="k007")
+    page = (await client.get("/queues/k007")).text
+    assert '<span data-live="ledger.waiting">2</span>' in page
+    await client.get("/tasks/k007/two")
+    await client.get("/")
+    assert read.count("k000") <= 1  # the poller's own sample may have come in between
+    assert read.count("k007") >= 2
+    await post(client, "/queues/k003/pause", what="deliveries", to="paused", back="overview")
+    assert "Paused" in (await client.get("/")).text

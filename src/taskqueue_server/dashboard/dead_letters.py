@@ -94,7 +94,7 @@ async def _page(
     matches, following = await dead_letter_filter.page(
         call.context.dead_letters, key, _TextFilter.by(call, search), limit=_PAGE, after=after
     )
-    snapshot = await poller_of(call).fresh()
+    snapshot = await poller_of(call).fresh(key)
     view = DashboardView(call, "dead", key)
     on = {"filter": search, "after": following} if following else {}
     return await view.render(

@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from msgspec import structs
+
 from taskqueue_core.concurrency import first_completed
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.tasks import Health
@@ -55,6 +57,8 @@ class StatsPoller:
         self._started = 0
         self._requested_at = 0.0
         self._drawn_at = 0.0
+        self._good_until = 0.0
+        """time up to which `fresh` returns the latest sample, if there are many queues"""
         self._after_gap = True
         self._poll_now = asyncio.Event()
         self._notified = asyncio.Event()
@@ -121,15 +125,42 @@ class StatsPoller:
             await self._notified.wait()
         return self.latest
 
-    async def fresh(self) -> Snapshot:
-        """Return a sample that is read from the store after this call. Raises `ProblemError` on shutdown."""
+    async def fresh(self, key: str | None = None) -> Snapshot:
+        """Return a sample that is read from the store after this call. Raises `ProblemError` on shutdown.
+
+        With more than `LISTED` queues, it is the latest sample, if that is newer than the next one is due, and only the
+        queue ``key`` is read again.
+        """
         self._start()
+        latest = self.latest
+        if latest is not None and self._task is not None and time.monotonic() < self._good_until:
+            again = latest if key is None else await self._again(latest, key)
+            if again is not None:
+                return again
         started = self._started
         self._poll_now.set()
         snapshot = await self.after(started)
         if snapshot is None:
             raise _ending()
         return snapshot
+
+    def outdate(self) -> None:
+        """Let the next `fresh` read all queues, because one of them was changed."""
+        self._good_until = 0.0
+
+    async def _again(self, snapshot: Snapshot, key: str) -> Snapshot | None:
+        """Return a sample in which one queue is read again; ``None`` if the queue is new, or the store fails."""
+        before = snapshot.readings.get(key)
+        if before is None:
+            return None
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                stats = await self._control.stats(key)
+                settings = await self._control.settings(key)
+        except (TaskQueueError, TimeoutError):
+            return None
+        reading = structs.replace(before, stats=stats, settings=settings)
+        return structs.replace(snapshot, readings={**snapshot.readings, key: reading})
 
     def _start(self) -> None:
         self._requested_at = time.monotonic()
@@ -155,9 +186,13 @@ class StatsPoller:
             began = time.monotonic()
             await self._notify(await self._take(self._started))
             took = time.monotonic() - began
+            pause = max(_SECOND - took, _PAUSE_FACTOR * took)
+            latest = self.latest
+            if latest and latest.error is None and len(latest.readings) > LISTED:
+                self._good_until = time.monotonic() + pause
             await asyncio.sleep(_SHORTEST)
             with suppress(TimeoutError):
-                async with asyncio.timeout(max(_SECOND - took, _PAUSE_FACTOR * took) - _SHORTEST):
+                async with asyncio.timeout(pause - _SHORTEST):
                     await self._poll_now.wait()
 
     async def _notify(self, snapshot: Snapshot) -> None:

@@ -43,6 +43,7 @@ async def pause(call: RequestContext) -> Response:
     if form.text("to") not in {"paused", "resumed"}:
         raise InvalidInput("to", "an unknown value", "paused or resumed")
     await pause_queue(call.context.control, key, intake=intake, paused=paused)
+    poller_of(call).outdate()
     call.note("pause" if paused else "resume", key, details="intake" if intake else "deliveries")
     notice = ("intake-" if intake else "") + ("paused" if paused else "resumed")
     back = path() if form.text("back") == "overview" else path("queues", key)
@@ -93,6 +94,7 @@ async def delete(call: RequestContext) -> Response:
     except (QueueInUse, InvalidInput) as error:
         return await _page(call, key, 409, errors={"delete": str(error)})
     call.note("delete queue", key)
+    poller_of(call).outdate()
     return see_other(path(), "deleted" if done.deleted else "unknown-queue")
 
 
@@ -105,7 +107,7 @@ async def _page(
     errors: dict[str, str] | None = None,
 ) -> Response:
     poller = poller_of(call)
-    snapshot = await poller.fresh()
+    snapshot = await poller.fresh(key)
     known = key in snapshot.readings
     if snapshot.error is not None and not known:
         detail = f"the store does not respond ({snapshot.error})"

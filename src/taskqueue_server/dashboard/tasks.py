@@ -66,7 +66,7 @@ async def _page(
     operates = call.is_allowed(key, ("admin",))
     result = (await control.results(key, task_id))[0] if operates else None
     stored = found is not None and (found.state.live or found.state is State.DEAD)
-    snapshot = await poller_of(call).fresh()
+    snapshot = await poller_of(call).fresh(key)
     return await DashboardView(call, "task", key, task_id).render(
         snapshot,
         404 if found is None else status,
