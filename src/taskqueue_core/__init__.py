@@ -9,6 +9,7 @@ from taskqueue_core.application.context import Context
 from taskqueue_core.application.declared_schedules import AppliedSchedule, ScheduleChange
 from taskqueue_core.application.dependencies import Depends, Shared, current
 from taskqueue_core.application.errors import (
+    EventsGone,
     InvalidArguments,
     InvalidResult,
     NotConnected,
@@ -22,6 +23,7 @@ from taskqueue_core.application.errors import (
     UnknownTask,
     WouldBlock,
 )
+from taskqueue_core.application.event_reader import Event
 from taskqueue_core.application.handles import Handle, SyncHandle, as_completed, gather
 from taskqueue_core.application.middleware import Middleware
 from taskqueue_core.application.policies import QueueLimits
@@ -78,6 +80,8 @@ __all__ = [
     "Delivery",
     "Depends",
     "Difference",
+    "Event",
+    "EventsGone",
     "Every",
     "Fernet",
     "Handle",

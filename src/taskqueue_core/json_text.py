@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from pydantic import BaseModel
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import check_encoded, kind_of
@@ -41,3 +42,15 @@ def _same(value: object, meant: object) -> bool:
     if isinstance(value, list) and isinstance(meant, list | tuple):
         return len(value) == len(meant) and all(map(_same, value, meant))
     return value == meant
+
+
+def to_builtins(value: object) -> object:
+    """Return a value in which pydantic models are converted to JSON types."""
+    match value:
+        case BaseModel():
+            return value.model_dump(mode="json")
+        case dict():
+            return {key: to_builtins(item) for key, item in value.items()}
+        case list() | tuple():
+            return [to_builtins(item) for item in value]
+    return value

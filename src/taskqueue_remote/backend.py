@@ -21,6 +21,7 @@ from taskqueue_remote.dependencies import RemoteDependencies
 from taskqueue_remote.listing import RemoteListing
 from taskqueue_remote.publisher import RemotePublisher
 from taskqueue_remote.schedules import RemoteSchedules
+from taskqueue_remote.streams import RemoteStreams
 from taskqueue_remote.workflows import RemoteWorkflows
 
 _HEALTH_TIMEOUT = 5.0
@@ -46,6 +47,7 @@ class RemoteBackend:
                 Capability.UNIQUE,
                 Capability.AUDIT,
                 Capability.LISTING,
+                Capability.STREAMS,
                 Capability.SCHEDULES,
                 Capability.AFTER,
             }
@@ -73,6 +75,7 @@ class RemoteBackend:
         self.dead_letters = RemoteDeadLetters(self._client)
         self.audit = RemoteAudit(self._client)
         self.listing = RemoteListing(self._client)
+        self.streams = RemoteStreams(self._client)
         self.schedules = RemoteSchedules(self._client)
         self.workflows = RemoteWorkflows(self._client)
         self.dependencies = RemoteDependencies(self._client)

@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import aclosing, suppress
 from typing import Any
@@ -20,6 +21,7 @@ import msgspec
 
 from taskqueue_core.application.registry import Tasks
 from taskqueue_core.assembly import open_backend
+from taskqueue_core.capabilities import NewEvent
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.protocol.frames import WireDelivery
 from taskqueue_core.queue import Queue
@@ -30,6 +32,8 @@ from taskqueue_worker.child_messages import (
     LENGTH,
     ORDERS,
     Begin,
+    DrainAsked,
+    Drained,
     Ended,
     NotStarted,
     Order,
@@ -38,6 +42,7 @@ from taskqueue_worker.child_messages import (
     Record,
     Report,
     RunTask,
+    Streamed,
     packed,
 )
 from taskqueue_worker.handlers import Handlers
@@ -149,6 +154,8 @@ class _Settler:
         self._channel = channel
         self.result_limit = 0
         self.busy = False
+        self._lock = threading.Lock()
+        self._callbacks: deque[Callable[[], None]] = deque()
 
     def settle(self, _receipt: str, outcome: Outcome) -> None:
         self.busy = False
@@ -167,6 +174,18 @@ class _Settler:
 
     def progress(self, _receipt: str, value: float | str) -> None:
         self._channel.send(ProgressMade(value))
+
+    def stream(self, _receipt: str, event: NewEvent) -> None:
+        self._channel.send(Streamed(event.value, event.channel))
+
+    def drained(self, _receipt: str, callback: Callable[[], None]) -> None:
+        with self._lock:  # so that the answers have the order of the callbacks
+            self._callbacks.append(callback)
+            self._channel.send(DrainAsked())
+
+    def answered(self) -> None:
+        """Call the oldest callback of `drained`."""
+        self._callbacks.popleft()()
 
 
 async def _serve(channel: Channel, begin: Begin, end: ProcessEnd) -> None:
@@ -188,7 +207,10 @@ async def _serve(channel: Channel, begin: Begin, end: ProcessEnd) -> None:
             runner.deliver([_deliveries.decode(order.delivery)])
 
         def read() -> None:
-            while isinstance(order := channel.receive(), RunTask):
+            while isinstance(order := channel.receive(), RunTask | Drained):
+                if isinstance(order, Drained):
+                    settler.answered()
+                    continue
                 settler.busy = True
                 loop.call_soon_threadsafe(deliver, order)
             if settler.busy:

@@ -46,6 +46,10 @@ class RunTask(msgspec.Struct, frozen=True, tag="run"):
     result_limit: int
 
 
+class Drained(msgspec.Struct, frozen=True, tag="drained"):
+    """The answer to the oldest `DrainAsked` that has none."""
+
+
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """A report that the child can run tasks."""
 
@@ -62,6 +66,17 @@ class ProgressMade(msgspec.Struct, frozen=True, tag="progress"):
     """Progress of the running task."""
 
     value: float | str
+
+
+class Streamed(msgspec.Struct, frozen=True, tag="streamed"):
+    """An event of the running task."""
+
+    value: bytes
+    channel: str
+
+
+class DrainAsked(msgspec.Struct, frozen=True, tag="drain"):
+    """A request to say when all events so far are stored."""
 
 
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
@@ -93,8 +108,8 @@ class Record(msgspec.Struct, frozen=True, tag="record"):
     """the formatted traceback"""
 
 
-Order = Begin | RunTask
-Report = Ready | NotStarted | ProgressMade | Ended | Record
+Order = Begin | RunTask | Drained
+Report = Ready | NotStarted | ProgressMade | Streamed | DrainAsked | Ended | Record
 ORDERS: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 REPORTS: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
 _OUTCOMES: dict[str, type[Outcome]] = {kind.__name__: kind for kind in get_args(Outcome)}

@@ -15,6 +15,7 @@ from types import ModuleType
 import msgspec
 
 from taskqueue_core.application.registry import Tasks
+from taskqueue_core.capabilities import NewEvent
 from taskqueue_core.errors import ConfigurationError, TaskQueueError
 from taskqueue_core.protocol.frames import WireDelivery, to_wire
 from taskqueue_core.retry import Outcome
@@ -23,6 +24,8 @@ from taskqueue_worker.child_messages import (
     LENGTH,
     REPORTS,
     Begin,
+    DrainAsked,
+    Drained,
     Ended,
     NotStarted,
     Order,
@@ -30,10 +33,12 @@ from taskqueue_worker.child_messages import (
     Ready,
     Record,
     RunTask,
+    Streamed,
     packed,
 )
 from taskqueue_worker.closing import CLEANUP_SECONDS, CLOSE_SECONDS
 from taskqueue_worker.handlers import Handler
+from taskqueue_worker.outcome_settler import OutcomeSettler
 
 _failures = logging.NullHandler()
 """prints, as the handlers of logging do, that a record could not be handled"""
@@ -85,14 +90,14 @@ class ChildProcesses:
     async def run(
         self,
         delivery: AnyDelivery,
-        result_limit: int,
         *,
+        settler: OutcomeSettler,
         on_start: Callable[[], None],
-        on_progress: Callable[[float | str], None],
     ) -> Outcome:
         """Run one task, and return its outcome. A cancellation kills the process.
 
-        ``on_start`` is called when a process gets the task. Raises `ChildProcessEnded` if the process ends before.
+        ``settler`` gets the progress and the events. ``on_start`` is called when a process gets the task. Raises
+        `ChildProcessEnded` if the process ends before.
         """
         wire = delivery if isinstance(delivery, WireDelivery) else to_wire(delivery)
         # The worker ends an attempt after its timeout, so the child does not.
@@ -100,7 +105,9 @@ class ChildProcesses:
         child = self._idle.pop() if self._idle else await self._start()
         on_start()
         try:
-            outcome = await child.run(RunTask(text, result_limit), on_progress)
+            outcome = await child.run(
+                RunTask(text, settler.result_limit), delivery.receipt, settler
+            )
         except BaseException:
             child.kill()
             raise
@@ -162,7 +169,8 @@ class _Child:
         self._reader = reader
         self._writer = writer
         self._on_end = on_end
-        self._on_progress: Callable[[float | str], None] | None = None
+        self._settler: OutcomeSettler | None = None
+        self._receipt = ""
         self._answer: asyncio.Future[Ready | NotStarted | Ended] | None = None
         self._gone = False
         self.watching = asyncio.create_task(self._watch())
@@ -174,12 +182,12 @@ class _Child:
             kind = ConfigurationError if answer.configuration else ChildProcessEnded
             raise kind(f"tasks with run='process' cannot start: {answer.reason}")
 
-    async def run(self, order: RunTask, on_progress: Callable[[float | str], None]) -> Outcome:
+    async def run(self, order: RunTask, receipt: str, settler: OutcomeSettler) -> Outcome:
         """Run a task, and return its outcome."""
         self.tasks += 1
-        self._on_progress = on_progress
+        self._receipt, self._settler = receipt, settler
         answer = await self._ask(order)
-        self._on_progress = None
+        self._settler = None
         assert isinstance(answer, Ended)  # noqa: S101 - a child reports that it is ready only once
         return answer.outcome()
 
@@ -237,12 +245,23 @@ class _Child:
 
     def _receive(self, body: bytes) -> None:
         match REPORTS.decode(body):
-            case ProgressMade(value):
-                if self._on_progress is not None:
-                    self._on_progress(value)
+            case ProgressMade(value) if self._settler:
+                self._settler.progress(self._receipt, value)
+            case Streamed(value, channel) if self._settler:
+                event = NewEvent(value=value, channel=channel)
+                self._settler.stream(self._receipt, event)
+            case DrainAsked() if self._settler:
+                loop, write = asyncio.get_running_loop(), self._writer.write
+
+                def report() -> None:
+                    loop.call_soon_threadsafe(write, packed(Drained()))
+
+                self._settler.drained(self._receipt, report)
             case Record() as record:
                 _handle(record)
-            case answer if self._answer is not None and not self._answer.done():
+            case (Ready() | NotStarted() | Ended()) as answer if (
+                self._answer is not None and not self._answer.done()
+            ):
                 self._answer.set_result(answer)
             case _:
                 pass

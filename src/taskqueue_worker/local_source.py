@@ -8,10 +8,19 @@ import logging
 import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from taskqueue_core.backend import Backend, Capability, Subscription
-from taskqueue_core.capabilities import Control, control_of, has, revocation_of
+from taskqueue_core.capabilities import (
+    Control,
+    NewEvent,
+    control_of,
+    has,
+    revocation_of,
+    streams_of,
+)
+from taskqueue_core.consumer.event_queue import EventQueue
 from taskqueue_core.consumer.maintenance import run_maintenance
 from taskqueue_core.consumer.outage import OUTAGE_ERRORS, OutageRetry, close, release_as_lost
 from taskqueue_core.consumer.settlement_queue import SettlementQueue
@@ -59,6 +68,15 @@ class LocalTaskSource:
         self._progress: dict[str, float | str] = {}
         self._reported = asyncio.Event()
         self._inbox = ThreadsafeInbox[tuple[str, float | str]](self._loop, self._note_progress)
+        self._events: EventQueue | None = None
+        if has(backend, Capability.STREAMS):
+            self._events = EventQueue(streams_of(backend), self._outage, on_stale=self._drop_stale)
+        self._streamed = ThreadsafeInbox[tuple[str, NewEvent | Callable[[], None]]](
+            self._loop, self._note_events
+        )
+        self._streams = False
+        """whether a handler has streamed anything"""
+        self._warned = False
 
     def _create_receiver(self, concurrency: int, capacity: int) -> Receiver:
         return Prefetcher(
@@ -84,9 +102,15 @@ class LocalTaskSource:
             self._leaving.set_result(seconds)
 
     def settle(self, receipt: str, outcome: Outcome) -> None:
+        if self._streams:
+            self._streamed.flush()  # what the handler has streamed last
         delivery = self._held.pop(receipt, None)
-        if delivery is not None:
+        if delivery is None:
+            return
+        if self._events is None or not self._streams:
             self._settlements.put((delivery, outcome))
+        else:
+            self._events.end(receipt, partial(self._settlements.put, (delivery, outcome)))
 
     def finish(self, receipt: str, outcome: Outcome) -> None:
         self.settle(receipt, outcome)
@@ -106,6 +130,34 @@ class LocalTaskSource:
         if self._control is not None:
             self._inbox.put((receipt, value))
 
+    def stream(self, receipt: str, event: NewEvent) -> None:
+        """Append an event to the stream of the task, if the backend has the capability ``streams``."""
+        self._streams = True
+        self._streamed.put((receipt, event))
+
+    def drained(self, receipt: str, callback: Callable[[], None]) -> None:
+        self._streamed.put((receipt, callback))
+
+    def _note_events(self, items: list[tuple[str, NewEvent | Callable[[], None]]]) -> None:
+        if self._events is None and not self._warned:
+            self._warned = True
+            _log.warning("the store does not keep events: the backend lacks the capability streams")
+        for receipt, item in items:
+            delivery = self._held.get(receipt)
+            if isinstance(item, NewEvent):
+                if self._events is not None and delivery is not None:
+                    self._events.put(delivery, item)
+            elif self._events is None or delivery is None:
+                item()
+            else:
+                self._events.after(receipt, item)
+
+    @property
+    def unsettled(self) -> int:
+        """The number of outcomes that the store has not confirmed, with those that wait for events of their tasks."""
+        held_back = 0 if self._events is None else self._events.awaited
+        return self._settlements.unsettled + held_back
+
     def _deliver(self, deliveries: Sequence[Delivery]) -> None:
         self._held.update({delivery.receipt: delivery for delivery in deliveries})
         self._run.runner.deliver(deliveries)
@@ -120,7 +172,12 @@ class LocalTaskSource:
         for receipt in receipts:
             if self._held.pop(receipt, None) is None:
                 self._revoked_early.add(receipt)
+            if self._events is not None:
+                self._events.forget(receipt)
         self._run.runner.revoke(receipts)
+
+    async def _drop_stale(self, receipts: Sequence[str]) -> None:
+        self._revoke_deliveries([receipt for receipt in receipts if receipt in self._held])
 
     async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - `OutageRetry` passes ``ok`` by position
         self._run.set_connected(ok)
@@ -163,6 +220,8 @@ class LocalTaskSource:
         work: list[Coroutine[Any, Any, None]] = [self._receiver.run(), self._settlements.run()]
         if has(self._backend, Capability.REVOCATION):
             work.append(self._watch_revocations())
+        if self._events is not None:
+            work.append(self._events.run())
         if self._control is not None:
             work += [self._report_progress(self._control), self._maintain()]
         tasks = [self._loop.create_task(coroutine) for coroutine in work]
@@ -190,6 +249,8 @@ class LocalTaskSource:
 
         async def finish_all() -> None:
             await asyncio.wait([prefetcher])
+            if self._events is not None:
+                await self._events.finish()
             await self._settlements.finish()
 
         finishing = self._loop.create_task(finish_all())
@@ -201,5 +262,5 @@ class LocalTaskSource:
             finishing.cancel()
         if settling.done():
             settling.result()
-        if self._settlements.unsettled:
-            _log.warning("outcomes not confirmed in time: %d", self._settlements.unsettled)
+        if self.unsettled:
+            _log.warning("outcomes not confirmed in time: %d", self.unsettled)

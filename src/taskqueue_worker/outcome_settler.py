@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from taskqueue_core.application.context import EventSink
 from taskqueue_core.retry import Outcome
 
 
-class OutcomeSettler(Protocol):
-    """The part of a worker that reports the outcomes and the progress of running tasks."""
+class OutcomeSettler(EventSink, Protocol):
+    """The part of a worker that reports the outcomes, the progress and the events of running tasks."""
 
     @property
     def result_limit(self) -> int:

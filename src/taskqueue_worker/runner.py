@@ -201,7 +201,9 @@ class HandlerRunner:
                 continue
             if (timeout := delivery.timeout) is not None:
                 call.timeout = timeout if call.timeout is None else min(timeout, call.timeout)
-            job = RunningTask(delivery, Context(delivery, self._settler.progress, state), call)
+            settler = self._settler
+            context = Context(delivery, settler.progress, state, settler, handler.encoding)
+            job = RunningTask(delivery, context, call)
             self._running[delivery.receipt] = job
             call.jobs.append(job)
         if call.jobs:
@@ -270,9 +272,8 @@ class HandlerRunner:
         (job,) = call.jobs
         return await children.run(
             job.delivery,
-            self._settler.result_limit,
+            settler=self._settler,
             on_start=lambda: self._start_timer(call),
-            on_progress=lambda value: self._settler.progress(job.delivery.receipt, value),
         )
 
     def _run_sync(self, call: HandlerCall, arguments: dict[str, Any]) -> None:

@@ -68,9 +68,10 @@ class ThreadsafeInbox(Generic[T]):
         if not self._awaits_flush:
             self._awaits_flush = True
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._flush)
+                self._loop.call_soon_threadsafe(self.flush)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Handle the items that were added so far. Only the loop calls this."""
         # This needs no lock: an item is added before `put` looks at the mark, and taken after the mark is removed here.
         # Two threads that see no mark cause a second call, which may find nothing.
         self._awaits_flush = False

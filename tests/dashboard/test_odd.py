@@ -12,10 +12,11 @@ import pytest
 from taskqueue_core.config import Settings
 from taskqueue_core.hooks import Identity
 from taskqueue_core.tasks import Ledger
-from taskqueue_server.dashboard import StatsPoller, pages, poller, stream
+from taskqueue_server.dashboard import StatsPoller, pages, poller
 from taskqueue_server.dashboard.snapshot import LISTED, History
 from taskqueue_server.dashboard.tasks import pretty
 from taskqueue_server.dashboard.views import DashboardView
+from taskqueue_server.routing import event_stream
 from tests.dashboard.support import ADMIN, PAGE, Gate, raw_ledger
 from tests.dashboard.test_forms import bury
 from tests.dashboard.test_live import _sample
@@ -132,7 +133,7 @@ async def test_no_old_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("version", ["2.3", "2.4"])
 async def test_a_place_is_given_back(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     """Security 12, fault G4: an event stream that its client does not read ends and frees its place."""
-    monkeypatch.setattr(stream, "_READS", 0.05)
+    monkeypatch.setattr(event_stream, "_READS", 0.05)
 
     async def never(*_: object) -> None:
         await asyncio.Event().wait()
@@ -142,7 +143,7 @@ async def test_a_place_is_given_back(monkeypatch: pytest.MonkeyPatch, version: s
 
     async with running() as it:
         one = StatsPoller.of(it.context)
-        answer = stream.EventStream(one, events())
+        answer = event_stream.EventStream(one.stream(None), events())
         scope = {"type": "http", "asgi": {"spec_version": version}}
         async with asyncio.timeout(5):
             await answer(scope, never, never)  # type: ignore[arg-type]

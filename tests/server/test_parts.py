@@ -14,8 +14,8 @@ from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.server_session import ServerSession
 from taskqueue_core.tasks import Delivery, Task
 from taskqueue_memory import MemoryBackend
+from taskqueue_server.worker_socket.adoption import adopt
 from taskqueue_server.worker_socket.sender import DeliverySender
-from taskqueue_server.worker_socket.session import adopt
 from taskqueue_server.worker_socket.websocket import ABORT, ConnectionClosed, WebSocketChannel
 from tests.server.sessions import delivery
 from tests.server.support import eventually

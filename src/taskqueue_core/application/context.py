@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import Any, Generic
+from typing import Any, Generic, Protocol
 
 from typing_extensions import TypeVar
 
 from taskqueue_core.after import TaskRef
+from taskqueue_core.application.encoding import Encoding
 from taskqueue_core.application.running_workflow import RunningWorkflow
+from taskqueue_core.capabilities import NewEvent
 from taskqueue_core.errors import InvalidInput
+from taskqueue_core.json_text import encode_json, to_builtins
 from taskqueue_core.limits import clean_text, kind_of
 from taskqueue_core.protocol.frames import WireDelivery
 from taskqueue_core.tasks import Delivery
 
 S_co = TypeVar("S_co", covariant=True, default=object)
+
+
+class EventSink(Protocol):
+    """What takes the events that a handler streams. Its methods are thread-safe, and neither block nor raise."""
+
+    def stream(self, receipt: str, event: NewEvent) -> None:
+        """Take an event of a delivery. It is dropped if the receipt is not current."""
+
+    def drained(self, receipt: str, callback: Callable[[], None]) -> None:
+        """Call ``callback``, from any thread, when all events of the delivery are stored or dropped."""
 
 
 class Context(Generic[S_co]):
@@ -30,18 +44,34 @@ class Context(Generic[S_co]):
     ...     return f"day {day}, attempt {context.attempt}"
     """
 
-    __slots__ = ("_delivery", "_ended", "_report", "_revoked", "_state", "_workflow")
+    __slots__ = (
+        "_delivery",
+        "_encoding",
+        "_ended",
+        "_events",
+        "_report",
+        "_revoked",
+        "_state",
+        "_workflow",
+    )
 
     def __init__(
         self,
         delivery: Delivery | WireDelivery,
         report: Callable[[str, float | str], None],
         state: Any = None,
+        events: EventSink | None = None,
+        encoding: Encoding | None = None,
     ) -> None:
-        """Create a context that passes progress to ``report``, a callback that must neither block nor raise."""
+        """Create a context that passes progress to ``report``, a callback that must neither block nor raise.
+
+        ``events`` takes what the handler streams, which ``encoding`` encodes.
+        """
         self._delivery = delivery
         self._state: S_co = state
         self._report = report
+        self._events = events
+        self._encoding = encoding
         self._revoked = False
         self._ended = False
         self._workflow: RunningWorkflow | None = None
@@ -142,6 +172,47 @@ class Context(Generic[S_co]):
         if not 0 <= value <= 1:
             raise InvalidInput("progress", "a number out of range", "a number from 0 to 1, or text")
         self._report(self._delivery.receipt, float(value))
+
+    def stream(self, value: Any, *, channel: str = "data") -> None:
+        """Add an event to the stream of the task, which `Handle.events` reads while the task runs.
+
+        The value is anything that has an equivalent in JSON, of at most 64 KiB as text; a codec of the registry encodes
+        it. Raises `InvalidInput` otherwise. Never blocks, and may be called from any thread: the first event is sent at
+        once, later ones together for up to 10 ms. If the store is slower than the handler, at most 1000 events and
+        1 MiB wait, and the oldest ones are left out; a reader gets their number. `drained` waits instead. All events
+        are stored before the outcome of the task.
+
+        >>> @tasks.task
+        ... async def answer(context: Context, prompt: str) -> str:
+        ...     for word in ["as", "you", "like", "it"]:
+        ...         context.stream(word)
+        ...     return "done"
+        """
+        encoding = self._encoding
+        limit = "event" if encoding is None else "decoded"
+        text = encode_json("value", to_builtins(value), limit)
+        event = NewEvent(value=text if encoding is None else encoding.result(text), channel=channel)
+        if self._events is not None:
+            self._events.stream(self._delivery.receipt, event)
+
+    async def drained(self) -> None:
+        """Wait until the store has all events that the handler has streamed, or does not take them any more.
+
+        >>> @tasks.task
+        ... async def lines(context: Context, count: int) -> None:
+        ...     for number in range(count):
+        ...         context.stream(f"line {number}")
+        ...         await context.drained()
+        """
+        if self._events is None:
+            return
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+        def end() -> None:
+            loop.call_soon_threadsafe(done.set)
+
+        self._events.drained(self._delivery.receipt, end)
+        await done.wait()
 
     def revoke(self) -> None:
         """Set `revoked`. Only the worker calls this."""

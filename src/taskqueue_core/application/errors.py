@@ -23,6 +23,7 @@ from __future__ import annotations
 from taskqueue_core.errors import InvalidInput, TaskQueueError
 
 __all__ = [
+    "EventsGone",
     "InvalidArguments",
     "InvalidResult",
     "NotConnected",
@@ -165,6 +166,20 @@ class ResultGone(TaskQueueError):
     """
 
     code = "result_gone"
+
+
+class EventsGone(TaskQueueError):
+    """Events of a task are not stored any more, and the reader asked for all of them (``strict=True``).
+
+    >>> try:
+    ...     async for event in handle.events(strict=True):
+    ...         print(event.kind)
+    ... except EventsGone as error:
+    ...     print(error)
+    end
+    """
+
+    code = "events_gone"
 
 
 class UnknownTask(TaskQueueError):

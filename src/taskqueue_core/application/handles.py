@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from datetime import datetime, timedelta
 from typing import Any, Generic, NoReturn, TypeVar
@@ -24,6 +24,7 @@ from taskqueue_core.application.errors import (
     Undecodable,
     UnknownTask,
 )
+from taskqueue_core.application.event_reader import Event, blocking, events_of
 from taskqueue_core.application.handler_scope import HANDLER_SCOPE
 from taskqueue_core.capabilities import TaskDetail, control_of, listing_of
 from taskqueue_core.errors import InvalidInput, TaskQueueError
@@ -173,6 +174,25 @@ class Handle(Generic[R_co]):
         (text,) = await control_of(self._queue.backend).results(self.key, self.id)
         return self._decode(text)
 
+    def events(
+        self, *, after: str | None = None, channels: Sequence[str] = (), strict: bool = False
+    ) -> AsyncGenerator[Event]:
+        """Yield what the task streams (`Context.stream`) and what happens to it, while it runs, until it has ended.
+
+        The events begin with the first one that is kept, or follow the event with the id ``after``. With ``channels``,
+        only events of the kind ``data`` in these channels are yielded. An event of the kind ``attempt`` says that an
+        attempt begins: what earlier attempts have streamed may be repeated. Where events are missing, because a queue
+        keeps a limited number, an event of the kind ``trimmed`` has their number; with ``strict`` it raises
+        `EventsGone`. Outages of the store or the server are waited out. Raises `UnknownTask`, `Undecodable`, and
+        `CapabilityMissing` if the backend keeps no events.
+
+        >>> async for event in handle.events():
+        ...     print(event.kind, event.value)
+        end done
+        """
+        queue, encoding = self._queue, self._encoding
+        return events_of(queue, self.ref, after, channels, strict=strict, encoding=encoding)
+
     async def _wait(self, timeout: float | None, *, wait_for_redrive: bool) -> TaskStatus | None:
         """Return the status of the task once it has ended. Raises ``TimeoutError``, which names its state."""
         try:
@@ -284,6 +304,13 @@ class SyncHandle(Generic[R_co]):
         Raises `WouldBlock` inside a handler if the task has not ended.
         """
         return self._queue.run(self._handle.result(timeout, wait_for_redrive=wait_for_redrive))
+
+    def events(
+        self, *, after: str | None = None, channels: Sequence[str] = (), strict: bool = False
+    ) -> Iterator[Event]:
+        """Yield the events of the task, as `Handle.events` does."""
+        events = self._handle.events(after=after, channels=channels, strict=strict)
+        return blocking(self._queue.run, events)
 
 
 def handled_id(confirmation: Confirmation) -> str:

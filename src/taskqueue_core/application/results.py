@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import NoneType, UnionType
 from typing import Any, Never, NoReturn, Union, cast, get_args, get_origin
 
-from pydantic import BaseModel, PydanticUserError, ValidationError
+from pydantic import PydanticUserError, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from taskqueue_core.application.arguments import handler_signature
@@ -15,7 +15,7 @@ from taskqueue_core.application.errors import InvalidResult
 from taskqueue_core.application.json_codec import JsonCodec, bytes_fault, describe
 from taskqueue_core.application.type_errors import annotation_error
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.json_text import encode_json
+from taskqueue_core.json_text import encode_json, to_builtins
 from taskqueue_core.limits import check_digits, check_encoded, check_json, kind_of
 
 _NO_VALUE = (None, NoneType, NoReturn, Never)
@@ -48,7 +48,7 @@ class Results:
         Raises `InvalidResult` if it does not match the annotation, and `InvalidInput` if it has no equivalent in JSON.
         """
         if self._is_any:
-            return encode_json("result", _to_builtins(value), limit)
+            return encode_json("result", to_builtins(value), limit)
         try:
             codec = self._codec
             text = codec.serializer.to_json(codec.validator.validate_python(value), by_alias=True)
@@ -107,15 +107,3 @@ def _item_type(annotation: Any) -> Any:
 
 def _union(kinds: Iterable[Any]) -> Any:
     return cast("Any", Union)[tuple(kinds)]
-
-
-def _to_builtins(value: object) -> object:
-    """Return a value in which pydantic models are converted to JSON types."""
-    match value:
-        case BaseModel():
-            return value.model_dump(mode="json")
-        case dict():
-            return {key: _to_builtins(item) for key, item in value.items()}
-        case list() | tuple():
-            return [_to_builtins(item) for item in value]
-    return value

@@ -12,7 +12,7 @@ which outcomes the server has not confirmed, so that the worker can resume after
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -20,6 +20,7 @@ import msgspec
 from taskqueue_core.errors import ProtocolViolation
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol import frames
+from taskqueue_core.protocol.outgoing_events import OutgoingEvents
 from taskqueue_core.protocol.settlements import frames_of
 from taskqueue_core.retry import HandBack, Outcome
 
@@ -102,6 +103,8 @@ class ClientSession:
         self._outbox: dict[str, Outcome] = {}
         self._unsent: list[str] = []
         self._progress: dict[str, float | str] = {}
+        self._events = OutgoingEvents()
+        self._events_due = False
         self._echoes: list[int] = []
         self._pings = 0
         self._ping_due = False
@@ -150,6 +153,9 @@ class ClientSession:
         """Read a frame, and return its events. Raises `ProtocolViolation`; if it is ``fatal``, close the connection."""
         self._require(*_CONNECTED)
         frame = frames.decode_server(text)
+        if isinstance(frame, frames.StoredFrame):
+            self._events.confirm(frame.numbers)
+            return []
         events: list[Event] = []
         match frame:
             case frames.Ping():
@@ -170,8 +176,6 @@ class ClientSession:
                 events = [StoreChanged(frame.ok, frame.reason)]
             case frames.Error():
                 events = [Complained(frame.code[:50], frame.message[:200])]
-            case frames.Pong():
-                pass
         return events
 
     def _welcome(self, frame: frames.Welcome) -> list[Event]:
@@ -195,6 +199,11 @@ class ClientSession:
         ]
         events += self._revoked(lost)
         self._unsent = list(self._outbox)
+        if frames.Feature.EVENTS in self.features:
+            self._events.rewind()
+            self._events_due = True
+        else:
+            self._events.clear()
         return events
 
     def _deliver(self, deliveries: Sequence[frames.WireDelivery]) -> list[Event]:
@@ -217,12 +226,15 @@ class ClientSession:
         self._require(*_OPEN)
         for receipt in frame.ok:
             self._outbox.pop(receipt, None)
+        if self._events:
+            self._events.forget(*frame.ok)
         return self._revoked(frame.lease_lost)
 
     def _revoked(self, receipts: Iterable[str]) -> list[Event]:
         running = []
         for receipt in receipts:
             self._outbox.pop(receipt, None)
+            self._events.forget(receipt)
             if receipt in self._held:
                 self._drop(receipt)
                 running.append(receipt)
@@ -261,6 +273,19 @@ class ClientSession:
         if receipt in self._held:
             self._progress[receipt] = value
 
+    def stream(self, receipt: str, value: bytes, channel: str) -> None:
+        """Keep an event of a running delivery until the server confirms it; drop it if the server takes none."""
+        if receipt in self._held and frames.Feature.EVENTS in self.features:
+            self._events.add(receipt, value, channel)
+
+    def send_events(self) -> None:
+        """Let `outgoing` yield the events so far. An outcome is preceded by them in any case."""
+        self._events_due = True
+
+    def drained(self, receipt: str, callback: Callable[[], None]) -> None:
+        """Call a function when the server has stored all events of a delivery, or they are dropped."""
+        self._events.after(receipt, callback)
+
     def ping(self) -> None:
         """Queue a ping, which `outgoing` yields with the next frames."""
         self._ping_due = True
@@ -289,6 +314,9 @@ class ClientSession:
         progress, self._progress = self._progress, {}
         for receipt, value in progress.items():
             yield frames.Progress(receipt=receipt, value=value)
+        if self._events.unsent and (self._events_due or self._unsent):
+            yield from self._events.frames()
+        self._events_due = False
         unsent, self._unsent = self._unsent, []
         outbox = self._outbox
         outcomes = [(receipt, outbox[receipt]) for receipt in unsent if receipt in outbox]

@@ -48,6 +48,8 @@ class Feature(StrEnum):
     """the worker ends an attempt that runs longer than ``deliver.timeout``"""
     INPUTS = "inputs"
     """the worker gives a handler the results of other tasks (``deliver.inputs``)"""
+    EVENTS = "events"
+    """the server stores the events that tasks stream (`EventFrame`), and confirms them (`StoredFrame`)"""
     CODECS = "codecs"
     """the worker decodes a payload that a codec has encoded, or puts the task off"""
 
@@ -132,6 +134,28 @@ class Progress(_Frame, tag="progress", frozen=True, kw_only=True):
 
     receipt: _Receipt
     value: Annotated[float, Meta(ge=0, le=1)] | _Text
+
+
+class WireEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An event that a task streams."""
+
+    value: Raw
+    channel: Annotated[str, Meta(max_length=LIMITS.channel)] = "data"
+
+
+class WireEvents(msgspec.Struct, frozen=True, kw_only=True):
+    """Consecutive events of one delivery."""
+
+    receipt: _Receipt
+    first: Annotated[int, Meta(ge=1, le=10**14)]
+    """number of the first of them among all events of the delivery, which are numbered from 1"""
+    events: Annotated[list[WireEvent], Meta(min_length=1, max_length=LIMITS.batch)]
+
+
+class EventFrame(_Frame, tag="event", frozen=True, kw_only=True):
+    """Events of running tasks. It settles nothing. Events that were sent before are not stored again."""
+
+    streams: Annotated[list[WireEvents], Meta(max_length=LIMITS.batch)]
 
 
 class Bye(_Frame, tag="bye", frozen=True, kw_only=True):
@@ -230,6 +254,12 @@ class SettledFrame(_Frame, tag="settled", frozen=True, kw_only=True):
     """receipts that are stale or unknown; nothing was changed"""
 
 
+class StoredFrame(_Frame, tag="stored", frozen=True, kw_only=True):
+    """For receipts, the number up to which their events are stored. The worker may forget these events."""
+
+    numbers: dict[str, int]
+
+
 class Revoke(_Frame, tag="revoke", frozen=True, kw_only=True):
     """These deliveries no longer belong to the worker. Stop their handlers, and do not settle the deliveries."""
 
@@ -262,8 +292,10 @@ def known_features(names: Iterable[str]) -> frozenset[Feature]:
 
 
 SettlementFrame = AckFrame | RedeliverFrame | RetryFrame | DeadLetterFrame
-ClientFrame = Hello | Credit | SettlementFrame | Progress | Ping | Pong | Bye
-ServerFrame = Welcome | Deliver | SettledFrame | Revoke | Drain | Degraded | Error | Ping | Pong
+ClientFrame = Hello | Credit | SettlementFrame | Progress | EventFrame | Ping | Pong | Bye
+ServerFrame = (
+    Welcome | Deliver | SettledFrame | StoredFrame | Revoke | Drain | Degraded | Error | Ping | Pong
+)
 
 _encoder = msgspec.json.Encoder()
 _NULL = Raw(b"null")

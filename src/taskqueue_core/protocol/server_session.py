@@ -22,6 +22,7 @@ import msgspec
 from taskqueue_core.errors import InvalidInput, ProtocolViolation
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.protocol import frames
+from taskqueue_core.protocol.deliver_frames import deliver_frames
 from taskqueue_core.protocol.settlements import outcomes_of
 from taskqueue_core.retry import Outcome
 from taskqueue_core.tasks import Delivery
@@ -61,6 +62,14 @@ class Progressed(msgspec.Struct, frozen=True):
     value: float | str
 
 
+class Streamed(msgspec.Struct, frozen=True):
+    """The worker sent events of a running task, numbered from ``first``."""
+
+    delivery: Delivery
+    events: Sequence[frames.WireEvent]
+    first: int
+
+
 class WorkerLeft(msgspec.Struct, frozen=True):
     """The worker said bye; the session is closed."""
 
@@ -78,24 +87,14 @@ class CloseSocket(msgspec.Struct, frozen=True):
     reason: str
 
 
-Event = (
-    Greeted
-    | CreditGranted
-    | SettlementRequested
-    | Progressed
-    | WorkerLeft
-    | SendFrames
-    | CloseSocket
-)
+_Reported = CreditGranted | SettlementRequested | Progressed | Streamed
+Event = Greeted | _Reported | WorkerLeft | SendFrames | CloseSocket
 
 _DELIVERY_BYTES = 2 * LIMITS.payload + LIMITS.header_bytes
 """maximum size of a delivery: a payload, headers, and inputs, which have the limit of a payload together"""
 _PIECE = 500
 """maximum number of receipts in one frame, so that even long receipts do not exceed the size limit of a frame"""
-_HEAD, _TAIL = b'{"type":"deliver","deliveries":[', b"]}"
-_EMPTY = len(_HEAD + _TAIL)
 _REASON_BYTES = 123
-_encoder = msgspec.json.Encoder()
 _OPEN = (ServerSessionState.READY, ServerSessionState.DRAINING)
 
 
@@ -186,6 +185,8 @@ class ServerSession:
                 events += self._grant(frame.n)
             case frames.Progress():
                 events += self._progress(frame)
+            case frames.EventFrame():
+                events += self._stream(frame)
             case frames.Bye():
                 self._state = ServerSessionState.CLOSED
                 events.append(WorkerLeft())
@@ -248,8 +249,29 @@ class ServerSession:
         self.unknown += 1
         return [SendFrames(frames.encode(frames.SettledFrame(lease_lost=[frame.receipt])))]
 
+    def _stream(self, frame: frames.EventFrame) -> Iterator[Event]:
+        stale: list[str] = []
+        for each in frame.streams:
+            delivery = self._held.get(each.receipt)
+            if delivery is not None:
+                yield Streamed(delivery, each.events, each.first)
+            elif each.receipt not in self._pending:
+                stale.append(each.receipt)
+        self.unknown += len(stale)
+        for piece in _pieces(stale):
+            yield SendFrames(frames.encode(frames.SettledFrame(lease_lost=piece)))
+
+    def stored(self, numbers: dict[str, int]) -> list[str]:
+        """Return a frame that confirms events, by receipt up to a number."""
+        return self._send(frames.StoredFrame(numbers=numbers))
+
     def welcome(
-        self, connection_id: str, lease: float, server: str, adopted: Sequence[Delivery] = ()
+        self,
+        connection_id: str,
+        lease: float,
+        server: str,
+        adopted: Sequence[Delivery] = (),
+        features: Sequence[frames.Feature] = frames.FEATURES,
     ) -> list[str]:
         """Return a welcome frame, and frames that revoke all receipts of the hello except those in ``adopted``."""
         hello = self._hello
@@ -270,7 +292,7 @@ class ServerSession:
             server=server,
             limits=frames.WireLimits(),  # a new object, because the encoder would omit the default object
             adopted=retained,
-            features=list(frames.FEATURES),
+            features=list(features),
         )
         return [
             frames.encode(welcome),
@@ -287,7 +309,7 @@ class ServerSession:
             raise ProtocolViolation("unexpected", "there are more deliveries than credit")
         self._credit -= len(deliveries)
         self.unknown = max(0, self.unknown - len(deliveries))
-        return _frames(deliveries, self._hold(deliveries))
+        return deliver_frames(deliveries, self._hold(deliveries))
 
     def _hold(self, deliveries: Sequence[Delivery]) -> int:
         sizes = {delivery.receipt: delivery.size for delivery in deliveries}
@@ -371,27 +393,3 @@ def _read(data: str | bytes) -> frames.ClientFrame:
 def _pieces(receipts: Sequence[str]) -> Iterator[list[str]]:
     for start in range(0, len(receipts), _PIECE):
         yield list(receipts[start : start + _PIECE])
-
-
-def _frames(deliveries: Sequence[Delivery], size: int) -> Iterator[tuple[str, Sequence[Delivery]]]:
-    if size < LIMITS.frame:
-        whole = _encoder.encode(
-            frames.Deliver(deliveries=[frames.to_wire(delivery) for delivery in deliveries])
-        )
-        if len(whole) <= LIMITS.frame:
-            yield whole.decode(), deliveries
-            return
-    texts: list[bytes] = []
-    start, size = 0, _EMPTY
-    for index, delivery in enumerate(deliveries):
-        text = _encoder.encode(frames.to_wire(delivery))
-        if texts and size + len(text) > LIMITS.frame:
-            yield _joined(texts), deliveries[start:index]
-            texts, start, size = [], index, _EMPTY
-        texts.append(text)
-        size += len(text) + 1
-    yield _joined(texts), deliveries[start:]
-
-
-def _joined(texts: list[bytes]) -> str:
-    return (_HEAD + b",".join(texts) + _TAIL).decode()

@@ -15,8 +15,9 @@ from taskqueue_dispatch.names import queue_of
 from taskqueue_server.auth.access import OBSERVING
 from taskqueue_server.dashboard.pages import poller_of, render, see_other
 from taskqueue_server.dashboard.settings_form import Form, read_form
-from taskqueue_server.dashboard.stream import EventStream, moments
+from taskqueue_server.dashboard.stream import moments
 from taskqueue_server.dashboard.views import encoded
+from taskqueue_server.routing.event_stream import EventStream
 from taskqueue_server.routing.extensions import NavLink
 from taskqueue_server.routing.operations import Handler, Operation, RequestContext, Scope
 
@@ -72,7 +73,7 @@ def _exact(form: Form, name: str) -> str:
 
 async def live(call: RequestContext) -> Response:
     """Return the event stream that updates the page, or a problem if there are too many streams."""
-    return EventStream(poller_of(call), _events(call), call.client_name)
+    return EventStream(poller_of(call).stream(call.client_name), _events(call))
 
 
 async def _events(call: RequestContext) -> AsyncIterator[bytes]:

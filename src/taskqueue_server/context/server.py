@@ -19,9 +19,11 @@ from taskqueue_server.auth.access import AccessControl
 from taskqueue_server.auth.quotas import Quotas
 from taskqueue_server.context.connections import Connections
 from taskqueue_server.context.unauthenticated import UnauthenticatedConnections
-from taskqueue_server.context.waiters import ResultWaiters
+from taskqueue_server.context.waiters import LimitedSlots, ResultWaiters
 
 _log = logging.getLogger("taskqueue.server")
+_MOST_READERS = 1000
+"""maximum number of event streams that clients of one server process read"""
 _HANDOVER_SECONDS = 2.0
 _SETTLE_SECONDS = 0.5
 """seconds allowed after the drain timeout for closing sockets and releasing deliveries"""
@@ -75,6 +77,8 @@ class ServerContext:
         """the error that prevented the startup or a clean shutdown"""
         self.draining = asyncio.Event()
         self.waiters = ResultWaiters(self.control, self.hooks, self.draining)
+        self.readers = LimitedSlots(_MOST_READERS, "too_many_readers", "requests read events")
+        """the event streams of tasks that clients read"""
         self.extension_state: dict[str, object] = {}
         """state of each extension by its name; see `taskqueue_server.routing.extensions.Extension.open`"""
         self._drained_at = 0.0

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 
-from starlette.requests import ClientDisconnect
-from starlette.responses import Response, StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.responses import Response
 
 from taskqueue_core.concurrency import first_completed
 from taskqueue_core.limits import check_name
@@ -17,13 +15,12 @@ from taskqueue_server.dashboard.pages import poller_of
 from taskqueue_server.dashboard.poller import StatsPoller
 from taskqueue_server.dashboard.snapshot import Snapshot
 from taskqueue_server.dashboard.views import DashboardView, encoded
-from taskqueue_server.problems import ProblemError, respond
+from taskqueue_server.problems import ProblemError
+from taskqueue_server.routing.event_stream import EventStream
 from taskqueue_server.routing.operations import RequestContext
 
 _OF_ALL, _OF_ONE = {"overview", "workers"}, {"queue", "dead", "task"}
 _PATIENCE = 5.0
-_READS = 10.0
-"""seconds after which a client that does not read is disconnected, which frees its slot"""
 
 
 async def live(call: RequestContext) -> Response:
@@ -39,34 +36,8 @@ async def live(call: RequestContext) -> Response:
     if task_id is not None:
         check_name("id", task_id)
     poller = poller_of(call)
-    return EventStream(
-        poller, _events(call, poller, DashboardView(call, name, key, task_id)), call.client_name
-    )
-
-
-class EventStream(StreamingResponse):
-    """A response that holds one of the page slots while it is sent. If no slot is free, a problem is sent instead."""
-
-    def __init__(
-        self, poller: StatsPoller, events: AsyncIterator[bytes], client: str | None = None
-    ) -> None:
-        headers = {"x-accel-buffering": "no"}
-        super().__init__(events, headers=headers, media_type="text/event-stream")
-        self._poller = poller
-        self._client_name = client
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events while a slot is held."""
-
-        async def patient(message: Message) -> None:
-            async with asyncio.timeout(_READS):
-                await send(message)
-
-        try:
-            with self._poller.stream(self._client_name), suppress(TimeoutError, ClientDisconnect):
-                await super().__call__(scope, receive, patient)
-        except ProblemError as error:
-            await respond(error)(scope, receive, send)
+    events = _events(call, poller, DashboardView(call, name, key, task_id))
+    return EventStream(poller.stream(call.client_name), events)
 
 
 async def moments(call: RequestContext) -> AsyncGenerator[Snapshot | str]:

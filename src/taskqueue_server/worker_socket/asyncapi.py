@@ -44,6 +44,15 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
     "retry": {"receipt": "kq3vXw.20", "error": "ConnectionError: timed out", "delay": 30},
     "dead_letter": {"receipt": "kq3vXw.21", "reason": "bad_input"},
     "progress": {"receipt": "kq3vXw.22", "value": 0.4},
+    "event": {
+        "streams": [
+            {
+                "receipt": "kq3vXw.22",
+                "first": 1,
+                "events": [{"value": "Once"}, {"value": {"step": 2}, "channel": "log"}],
+            }
+        ]
+    },
     "bye": {},
     "welcome": {
         "connection_id": "9f2c41d07ab35e68",
@@ -63,6 +72,7 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
         ]
     },
     "settled": {"ok": ["kq3vXw.17"], "lease_lost": ["kq3vXw.16"]},
+    "stored": {"numbers": {"kq3vXw.22": 2}},
     "revoke": {"receipts": ["kq3vXw.18"]},
     "drain": {"seconds": 5.0},
     "degraded": {"reason": "backend_unavailable"},

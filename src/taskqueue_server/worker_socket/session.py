@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 
-from taskqueue_core.backend import Backend, Capability, Subscription
-from taskqueue_core.capabilities import handover_of, has, revocation_of
-from taskqueue_core.concurrency import first_completed, wait_forever
+from taskqueue_core.backend import Capability, Subscription
+from taskqueue_core.capabilities import NewEvent, has, revocation_of, streams_of
+from taskqueue_core.concurrency import first_completed, gather_all, wait_forever
+from taskqueue_core.consumer.event_queue import EventQueue
 from taskqueue_core.consumer.outage import OUTAGE_ERRORS, OutageRetry, close, release_as_lost
 from taskqueue_core.consumer.settlement_queue import SettlementQueue
 from taskqueue_core.errors import SubscriptionClosed
@@ -22,22 +24,24 @@ from taskqueue_core.protocol import frames
 from taskqueue_core.protocol.server_session import (
     CloseSocket,
     CreditGranted,
+    Event,
     Progressed,
     SendFrames,
     ServerSession,
     ServerSessionState,
     SettlementRequested,
+    Streamed,
     WorkerLeft,
 )
+from taskqueue_core.retry import Outcome
 from taskqueue_core.tasks import Delivery
 from taskqueue_server.context.server import VERSION, ServerContext, read_each
+from taskqueue_server.worker_socket.adoption import adopt
 from taskqueue_server.worker_socket.sender import DeliverySender
 from taskqueue_server.worker_socket.websocket import ConnectionClosed, WebSocketChannel
 
 CLOSE_INTERNAL = 1011
 _ADOPT_SECONDS = 5.0
-_ADOPT_AT_LEAST = 16
-"""minimum number of receipts per call, so that many small tasks need few calls"""
 READ_AT_ONCE = 20
 """number of queues whose settings are read at once for a worker without the feature ``timeouts``"""
 _FLUSH_SECONDS = 2.0
@@ -115,6 +119,17 @@ class WorkerSession:
         self._settlements = SettlementQueue(
             context.backend, subscription, self._outage, self._report_settled
         )
+        self._events: EventQueue | None = None
+        if has(context.backend, Capability.STREAMS):
+            self._events = EventQueue(
+                streams_of(context.backend),
+                self._outage,
+                on_stored=self._report_stored,
+                on_stale=self._revoke_deliveries,
+                pause=0,
+            )
+        self._streams = False
+        """whether the worker has sent events"""
 
     async def welcome(
         self,
@@ -132,7 +147,12 @@ class WorkerSession:
                 self._context.backend, self._subscription, hello.holding, self._outage, is_allowed
             )
         lease = self._context.settings.lease
-        texts = self._session.welcome(connection_id, lease, VERSION, adopted)
+        features = [
+            each
+            for each in frames.FEATURES
+            if self._events is not None or each is not frames.Feature.EVENTS
+        ]
+        texts = self._session.welcome(connection_id, lease, VERSION, adopted, features)
         try:
             await self._channel.send(*texts)
         except ConnectionClosed as closed:
@@ -147,7 +167,7 @@ class WorkerSession:
 
         The caller must then close the subscription, which releases the deliveries that remain after a cancellation.
         """
-        settling = asyncio.create_task(self._settlements.run())
+        settling = asyncio.create_task(self._work())
         try:
             end = await self._serve(settling)
             self._on_closed()
@@ -158,8 +178,21 @@ class WorkerSession:
             settling.cancel()
             await asyncio.gather(settling, return_exceptions=True)
 
-    async def _end_orderly(self, end: SessionEnd) -> None:
+    async def _work(self) -> None:
+        """Append events and settle outcomes until cancelled."""
+        work: list[Coroutine[Any, Any, None]] = [self._settlements.run()]
+        if self._events is not None:
+            work.append(self._events.run())
+        await gather_all(work)
+
+    async def _finish(self) -> None:
+        """Wait until the store has what the worker has sent, for a short time."""
+        if self._events is not None:
+            await self._events.finish(_FLUSH_SECONDS)
         await self._settlements.finish(_FLUSH_SECONDS)
+
+    async def _end_orderly(self, end: SessionEnd) -> None:
+        await self._finish()
         moves = self._context.draining.is_set() and self._context.handover
         if moves and self._session.busy and end.code:
             # The worker reconnects to another server, which adopts its deliveries. Wait for that before the release.
@@ -176,7 +209,7 @@ class WorkerSession:
             await self._channel.close(end.code, end.reason)
         grace = self._context.settings.grace
         await first_completed(self._context.draining.wait(), asyncio.sleep(grace, result=True))
-        await self._settlements.finish(_FLUSH_SECONDS)
+        await self._finish()
         if not shutting_down:
             await release_as_lost(self._subscription, self._session.held)
 
@@ -209,26 +242,57 @@ class WorkerSession:
             data = await self._channel.receive()
             self._listening_since = None
             for event in self._session.feed(data):
-                match event:
-                    case SettlementRequested(outcomes):
-                        self._settlements.put(*outcomes)
-                    case SendFrames(text):
-                        await self._channel.send(text)
-                    case CreditGranted():
-                        self._sender.wake()
-                    case Progressed():
-                        await self._progress(event)
-                    case WorkerLeft():
-                        return SessionEnd("bye", frames.CLOSE_CLEAN)
-                    case CloseSocket(code, reason):
-                        return SessionEnd(reason, code)
+                if end := await self._handle(event):
+                    return end
             await self._settlements.room()
+            if self._streams and self._events is not None:
+                await self._events.room()
         # A worker whose leases have expired may reconnect: its deliveries stay for the grace period.
         _log.warning(
             "connection closed: the worker named too many unknown receipts",
             extra={"worker_id": self._session.worker_id, "count": self._session.unknown},
         )
         return SessionEnd("unknown_receipts", frames.CLOSE_TRY_LATER, orderly=False)
+
+    async def _handle(self, event: Event) -> SessionEnd | None:
+        match event:
+            case SettlementRequested(outcomes):
+                self._settle(outcomes)
+            case SendFrames(text):
+                await self._channel.send(text)
+            case CreditGranted():
+                self._sender.wake()
+            case Progressed():
+                await self._progress(event)
+            case Streamed():
+                self._stream(event)
+            case WorkerLeft():
+                return SessionEnd("bye", frames.CLOSE_CLEAN)
+            case CloseSocket(code, reason):
+                return SessionEnd(reason, code)
+        return None
+
+    def _settle(self, outcomes: Sequence[tuple[Delivery, Outcome]]) -> None:
+        """Settle deliveries, once their events are stored."""
+        if not self._streams or self._events is None:
+            self._settlements.put(*outcomes)
+            return
+        for delivery, outcome in outcomes:
+            put = partial(self._settlements.put, (delivery, outcome))
+            self._events.end(delivery.receipt, put)
+
+    def _stream(self, event: Streamed) -> None:
+        if self._events is not None:
+            self._streams = True
+            events = [
+                NewEvent(value=bytes(each.value), channel=each.channel) for each in event.events
+            ]
+            self._events.put_numbered(event.delivery, events, event.first)
+
+    async def _report_stored(self, numbers: dict[str, int]) -> None:
+        if self._session.state is not ServerSessionState.CLOSED:
+            with contextlib.suppress(ConnectionClosed):
+                await self._channel.send(*self._session.stored(numbers))
 
     async def _report_settled(self, results: Mapping[str, bool]) -> None:
         if texts := self._session.settled(results):
@@ -322,48 +386,3 @@ class WorkerSession:
         # Ignore a closed socket here: other asyncio tasks notice it, and the caller may have to finish a settlement.
         with contextlib.suppress(ConnectionClosed):
             await self._channel.send(*self._session.degraded(ok=ok, reason=reason))
-
-
-_WELCOME_BYTES = LIMITS.frame - 4096
-"""maximum total size in bytes of the receipts in a welcome, which must fit into one frame"""
-
-
-async def adopt(
-    backend: Backend,
-    subscription: Subscription,
-    receipts: Sequence[str],
-    outage: OutageRetry,
-    is_allowed: Callable[[str], bool] = lambda _: True,
-) -> tuple[Delivery, ...]:
-    """Move a worker's running deliveries to its new subscription, and return the deliveries that are still valid.
-
-    Deliveries of a key for which ``is_allowed`` returns false belong to another client, and do not change. Adoption
-    ends once the deliveries have more than `Limits.held` bytes, as no worker within that limit holds so many.
-    """
-    if not receipts or not has(backend, Capability.HANDOVER):
-        return ()
-    handover = handover_of(backend, subscription)
-    fitting_receipts = _within_a_frame(receipts)
-    adopted: list[Delivery] = []
-    start = size = 0
-    while start < len(fitting_receipts) and size <= LIMITS.held:
-        most = max(_ADOPT_AT_LEAST, (LIMITS.held - size) // LIMITS.payload)
-        batch = fitting_receipts[start : start + most]
-        start += most
-        call = partial(handover.adopt, *batch, allowed=is_allowed)
-        found = [d for d in await outage.retry_until_available(call) if d is not None]
-        size += sum(delivery.size for delivery in found)
-        adopted += found
-    return tuple(adopted)
-
-
-def _within_a_frame(receipts: Sequence[str]) -> list[str]:
-    # The welcome lists all adopted receipts, and must fit into one frame.
-    size = 0
-    fitting = []
-    for receipt in dict.fromkeys(receipts):
-        size += len(msgspec.json.encode(receipt)) + 1
-        if size > _WELCOME_BYTES:
-            break
-        fitting.append(receipt)
-    return fitting

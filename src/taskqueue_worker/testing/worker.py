@@ -155,7 +155,7 @@ class DrainSource(LocalTaskSource):
             self._drain,
             deliver=self._deliver,
             refuse=self._refuse,
-            is_settled=lambda: not self._settlements.unsettled,
+            is_settled=lambda: not self.unsettled,
             running=lambda: [name_of(delivery.task) for delivery in self._held.values()],
             on_end=lambda: self._run.stop(now=True),
             control=control_of(self._backend),

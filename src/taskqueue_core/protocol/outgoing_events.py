@@ -1,0 +1,127 @@
+"""The events of a worker's deliveries that the server has not confirmed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
+
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.protocol.frames import EventFrame, WireEvent, WireEvents
+
+MOST_EVENTS = 1000
+"""maximum number of unstored events of one delivery, beyond which the oldest are left out"""
+MOST_BYTES = 1024 * 1024
+"""the same for the number of bytes; the newest event is always kept"""
+_FRAME_BYTES = 512 * 1024
+"""bytes of values after which a frame takes no more events"""
+
+
+class _Stream:
+    def __init__(self) -> None:
+        self.first = 1
+        self.events: deque[WireEvent] = deque()
+        self.sizes: deque[int] = deque()
+        self.size = 0
+        self.sent = 0  # number of the events that were sent on this connection
+        self.callbacks: list[Callable[[], None]] = []
+
+    def pop(self) -> None:
+        self.events.popleft()
+        self.size -= self.sizes.popleft()
+        self.first += 1
+        self.sent = max(0, self.sent - 1)
+
+    def call_back(self) -> None:
+        callbacks, self.callbacks = self.callbacks, []
+        for callback in callbacks:
+            callback()
+
+
+class OutgoingEvents:
+    """Keeps events until the server confirms them, so that they can be sent again on another connection."""
+
+    def __init__(self) -> None:
+        self._streams: dict[str, _Stream] = {}
+        self._unsent: dict[str, None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._streams)
+
+    @property
+    def unsent(self) -> bool:
+        """Whether `frames` has something to send."""
+        return bool(self._unsent)
+
+    def add(self, receipt: str, value: bytes, channel: str) -> None:
+        """Add an event of a delivery. If too many are unconfirmed, the oldest of them are left out."""
+        stream = self._streams.setdefault(receipt, _Stream())
+        stream.events.append(WireEvent(value=msgspec.Raw(value), channel=channel))
+        stream.sizes.append(len(value))
+        stream.size += len(value)
+        while len(stream.events) > 1 and (
+            len(stream.events) > MOST_EVENTS or stream.size > MOST_BYTES
+        ):
+            stream.pop()
+        self._unsent[receipt] = None
+
+    def after(self, receipt: str, callback: Callable[[], None]) -> None:
+        """Call a function when the server has confirmed all events of a delivery, or they are dropped."""
+        stream = self._streams.get(receipt)
+        if stream is None or not stream.events:
+            callback()
+        else:
+            stream.callbacks.append(callback)
+
+    def frames(self) -> Iterator[EventFrame]:
+        """Yield frames with all events that were not sent on this connection."""
+        streams: list[WireEvents] = []
+        size = count = 0
+        unsent, self._unsent = self._unsent, {}
+        for receipt in unsent:
+            stream = self._streams[receipt]
+            while stream.sent < len(stream.events):
+                first, events = stream.first + stream.sent, list[WireEvent]()
+                for index in range(stream.sent, len(stream.events)):
+                    events.append(stream.events[index])
+                    size, count = size + stream.sizes[index], count + 1
+                    if size >= _FRAME_BYTES or count >= LIMITS.batch:
+                        break
+                stream.sent += len(events)
+                streams.append(WireEvents(receipt=receipt, first=first, events=events))
+                if size >= _FRAME_BYTES or count >= LIMITS.batch:
+                    yield EventFrame(streams=streams)
+                    streams, size, count = [], 0, 0
+        if streams:
+            yield EventFrame(streams=streams)
+
+    def confirm(self, numbers: Mapping[str, int]) -> None:
+        """Note that the server has stored the events of deliveries up to these numbers."""
+        for receipt, number in numbers.items():
+            stream = self._streams.get(receipt)
+            if stream is None:
+                continue
+            while stream.events and stream.first <= number:
+                stream.pop()
+            if not stream.events:
+                stream.call_back()
+
+    def rewind(self) -> None:
+        """Send all unconfirmed events again, because there is another connection."""
+        for receipt, stream in self._streams.items():
+            stream.sent = 0
+            if stream.events:
+                self._unsent[receipt] = None
+
+    def forget(self, *receipts: str) -> None:
+        """Drop the events of deliveries that were settled or revoked."""
+        for receipt in receipts:
+            stream = self._streams.pop(receipt, None)
+            if stream is not None:
+                self._unsent.pop(receipt, None)
+                stream.call_back()
+
+    def clear(self) -> None:
+        """Drop all events."""
+        self.forget(*self._streams)

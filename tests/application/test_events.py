@@ -1,0 +1,248 @@
+"""Events that handlers stream: through workers, sockets, child processes and HTTP, to handles and browsers (U19)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from taskqueue_core import Context, Event, EventsGone, Tasks, UnknownTask, Zlib
+from taskqueue_core.application.handles import Handle
+from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.protocol.frames import (
+    AckFrame,
+    Deliver,
+    EventFrame,
+    Feature,
+    SettledFrame,
+    StoredFrame,
+)
+from taskqueue_core.retry import RetryPolicy, Success
+from taskqueue_memory import MemoryBackend
+from taskqueue_worker import LocalWorker, Worker
+from taskqueue_worker.testing import TestQueue
+from tests.application.running import working
+from tests.remote.test_real_server import serving as served
+from tests.worker.fake import work
+from tests.worker.local import serving
+from tests.worker.sessions import get, ready, sent, welcome
+
+tasks = Tasks(prefix="events.")
+
+
+@tasks.task
+async def talk(context: Context, words: list[str]) -> str:
+    """Stream words, and others after the store has them."""
+    for word in words:
+        context.stream(word)
+    await context.drained()
+    context.stream({"last": True}, channel="log")
+    return "said"
+
+
+@tasks.task
+def count(context: Context, most: int) -> int:
+    """Stream numbers from a thread."""
+    for number in range(most):
+        context.stream(number)
+    return most
+
+
+@tasks.task
+async def listen(context: Context, name: str) -> None:
+    """Stream a word, and wait until the test lets it end."""
+    context.stream("began")
+    await GATES[name].wait()
+    context.stream("ends")
+
+
+@tasks.task(retry=RetryPolicy(base=0.001, jitter=0))
+async def twice(context: Context) -> None:
+    """Fail once."""
+    context.stream(context.attempt)
+    if context.attempt == 1:
+        raise ValueError
+
+
+GATES: dict[str, asyncio.Event] = {}
+
+
+def short(event: Event) -> str:
+    """Return an event as text: its id, its kind and its value."""
+    return f"{event.id} {event.kind} {event.value}"
+
+
+async def shorts(handle: Handle[Any], **options: Any) -> list[str]:
+    """Return the events of a task until its end."""
+    return [short(event) async for event in handle.events(**options)]
+
+
+SAID = [
+    "1-1 attempt 1",
+    "1-2 data as",
+    "1-3 data you",
+    "1-4 data like",
+    "1-5 data {'last': True}",
+    "1-6 end done",
+]
+
+
+async def test_local_worker() -> None:
+    """U19: coroutines and threads stream in order, the last event before the outcome; attempts are told apart."""
+    backend = MemoryBackend()
+    async with tasks.connect(backend), serving(LocalWorker(tasks, backend=backend)):
+        handle = await talk.publish(["as", "you", "like"])
+        assert await shorts(handle) == SAID
+        assert await shorts(handle, after="1-4") == SAID[4:]
+        assert await shorts(handle, channels=["log"]) == ["1-5 data {'last': True}"]
+        numbers = await count.publish(500)
+        values = [event.value async for event in numbers.events(channels=["data"])]
+        assert values == list(range(500))
+        again = await twice.publish()
+        assert await shorts(again) == [
+            "1-1 attempt 1",
+            "1-2 data 1",
+            "2-3 attempt 2",
+            "2-4 data 2",
+            "2-5 end done",
+        ]
+        with pytest.raises(UnknownTask):
+            await shorts(talk.handle("missing"))
+
+
+async def test_while_it_runs() -> None:
+    """U19: events are read while the task runs; a task that streams nothing has an end; cut events are reported."""
+    backend = MemoryBackend()
+    GATES["a"] = asyncio.Event()
+    await backend.control.configure("events.count", QueueSettings(stream_events=2))
+    async with tasks.connect(backend), serving(LocalWorker(tasks, backend=backend)):
+        events = (await listen.publish("a")).events()
+        assert [short(await anext(events)) for _ in range(2)] == ["1-1 attempt 1", "1-2 data began"]
+        GATES["a"].set()
+        assert [short(event) async for event in events] == ["1-3 data ends", "1-4 end done"]
+        assert await shorts(await count.publish(0)) == ["0-1 end done"]
+        cut = await count.publish(9)
+        await cut.result(10)
+        assert await shorts(cut) == ["1-9 trimmed 9", "1-10 data 8", "1-11 end done"]
+        with pytest.raises(EventsGone, match="9 events"):
+            await shorts(cut, strict=True)
+
+
+async def test_for_tests_and_with_a_codec() -> None:
+    """U19, U17: events in a `TestQueue`; a codec encodes their values; what has no JSON is refused in the handler."""
+    secret = Tasks(codec=Zlib(above=0))
+    found: list[str] = []
+
+    @secret.task
+    async def tell(context: Context) -> None:
+        context.stream("x" * 100_000)
+        for value, channel in ((b"bytes", "data"), (1, "no channel"), (float("nan"), "data")):
+            with pytest.raises(InvalidInput) as refused:
+                context.stream(value, channel=channel)
+            found.append(refused.value.field)
+
+    with TestQueue(secret) as queue:
+        handle = await tell.publish()
+        await queue.drain()
+        kept = [event async for event in handle.events()]
+        assert [event.kind for event in kept] == ["attempt", "data", "end"]
+        assert kept[1].value == "x" * 100_000
+    assert found == ["value", "channel", "value"]
+
+
+async def test_through_a_server() -> None:
+    """U19: a worker streams over its socket; a handle of a client, and a browser with ``Last-Event-ID``, read it."""
+    store = MemoryBackend()
+    GATES["b"] = asyncio.Event()
+    async with served(store) as remote:
+        url = remote._client.address.shown
+        async with tasks.connect(remote), working(Worker(tasks, url=url)):
+            handle = await talk.publish(["as", "you", "like"])
+            assert await shorts(handle) == SAID
+            slow = await listen.publish("b")
+            events = slow.events()
+            assert [short(await anext(events)) for _ in range(2)] == [
+                "1-1 attempt 1",
+                "1-2 data began",
+            ]
+            GATES["b"].set()
+            assert [short(event) async for event in events] == ["1-3 data ends", "1-4 end done"]
+            path = f"/v1/tasks/{slow.key}/{slow.id}/events"
+            client = remote._client
+            page = await client.ask("GET", path, dict[str, Any], query={"limit": 2})
+            assert [event["id"] for event in page["events"]] == ["1-1", "1-2"]
+            assert page["next"] == "1-2"
+            assert client._client is not None
+            sse = {"accept": "text/event-stream"}
+            raw = await client._client.get(path, headers={**sse, "last-event-id": "1-2"})
+            blocks = raw.text.split("\n\n")
+            assert blocks[0].startswith("id: 1-3\nevent: data\ndata: {")
+            assert blocks[1].startswith("id: 1-4\nevent: end\n")
+            raw = await client._client.get(path, headers={**sse, "last-event-id": "1-4"})
+            assert raw.status_code == 204
+            for wrong in ({"after": "x"}, {"channels": "a b"}, {"limit": 0}, {"wait": 31}):
+                answer = await client.fetch("GET", path, query=wrong)
+                assert answer.status == 422, wrong
+            assert (await client.fetch("GET", "/v1/tasks/events.talk/none/events")).status == 404
+
+
+def streamed(frames: list[Any]) -> list[tuple[str, int, list[bytes]]]:
+    """Return the events in frames: receipt, number of the first, values."""
+    return [
+        (each.receipt, each.first, [bytes(event.value) for event in each.events])
+        for frame in frames
+        if isinstance(frame, EventFrame)
+        for each in frame.streams
+    ]
+
+
+def test_events_of_a_session() -> None:
+    """U19, fault A2: events are sent before the outcome, and again on another connection until they are confirmed."""
+    session = ready()
+    session.features = frozenset({Feature.EVENTS})
+    delivery = work(receipt="r1")
+    get(session, deliver_of(delivery))
+    sent(session)
+    session.stream("r1", b"1", "data")
+    assert streamed(sent(session)) == []
+    session.send_events()
+    assert streamed(sent(session)) == [("r1", 1, [b"1"])]
+    session.stream("r1", b"2", "data")
+    session.settle("r1", Success())
+    frames = sent(session)
+    assert streamed(frames) == [("r1", 2, [b"2"])]
+    assert [type(each) for each in frames[:2]] == [EventFrame, AckFrame]
+    get(session, StoredFrame(numbers={"r1": 1, "unknown": 7}))
+    done: list[str] = []
+    session.drained("r1", lambda: done.append("r1"))
+    session.disconnected()
+    session.connected()
+    sent(session)
+    again = msgspec.structs.replace(welcome("r1"), features=["events"])
+    get(session, again)
+    assert streamed(sent(session)) == [("r1", 2, [b"2"])]
+    assert done == []
+    get(session, StoredFrame(numbers={"r1": 2}))
+    assert done == ["r1"]
+    get(session, SettledFrame(ok=["r1"]))
+    assert not session._events
+
+
+def test_events_for_an_older_server() -> None:
+    """U19: a server without the feature gets no events, and nothing waits for it."""
+    session = ready()
+    get(session, deliver_of(work(receipt="r1")))
+    session.stream("r1", b"1", "data")
+    session.send_events()
+    assert streamed(sent(session)) == []
+    done: list[int] = []
+    session.drained("r1", lambda: done.append(1))
+    assert done == [1]
+
+
+def deliver_of(*deliveries: Any) -> Any:
+    """Return a frame with deliveries."""
+    return Deliver(deliveries=list(deliveries))
