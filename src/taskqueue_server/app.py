@@ -17,10 +17,12 @@ from taskqueue_core.consumer.maintenance import run_maintenance
 from taskqueue_server import dashboard, prefect
 from taskqueue_server.api.table import OPERATIONS, api_describer
 from taskqueue_server.context.server import ServerContext
+from taskqueue_server.dashboard.history import HistoryRecorder
 from taskqueue_server.logs import limit_lines
 from taskqueue_server.metrics import http
 from taskqueue_server.metrics.exporter import Metrics
 from taskqueue_server.metrics.http import ServerMiddleware
+from taskqueue_server.metrics.process_metrics import FINE_BOUNDS
 from taskqueue_server.problems import problem_response
 from taskqueue_server.routing.extensions import Extension, check_extensions
 from taskqueue_server.routing.operations import routes
@@ -43,6 +45,9 @@ def create_app(
     check_extensions(_OWN, extensions)
     context = ServerContext(backend, settings)
     metrics = Metrics(context)
+    history = HistoryRecorder(
+        context.control, context.backend.now, metrics.local.run_times, FINE_BOUNDS
+    )
     opened = [(extension.name, extension.open(context)) for extension in extensions]
 
     @asynccontextmanager
@@ -51,6 +56,7 @@ def create_app(
             asyncio.create_task(run_maintenance(context.backend)),
             asyncio.create_task(context.access.watch()),
             asyncio.create_task(metrics.share()),
+            asyncio.create_task(history.run()),
             asyncio.create_task(limit_lines(authenticates=context.access.authenticates)),
         )
         try:
@@ -87,6 +93,7 @@ def create_app(
     app.router.redirect_slashes = False
     app.state.context = context
     app.state.metrics = metrics
+    app.state.history = history
     app.state.describe_api = api_describer(extensions)
     app.state.links = tuple(link for extension in extensions for link in extension.links)
     return app

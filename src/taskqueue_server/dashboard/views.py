@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlencode
 
@@ -13,6 +15,7 @@ from starlette.responses import Response
 from taskqueue_core.tasks import Ledger, TaskStatus, WorkerInfo
 from taskqueue_server.auth.access import may_observe
 from taskqueue_server.dashboard import formatting
+from taskqueue_server.dashboard.history import LIVE, RANGES, HistoryRecorder
 from taskqueue_server.dashboard.pages import poller_of, render
 from taskqueue_server.dashboard.snapshot import HISTORY, LISTED, Snapshot
 from taskqueue_server.routing.operations import RequestContext
@@ -42,7 +45,9 @@ class DashboardView:
         self.task_id = task_id
         self._call = call
         self._poller = poller_of(call)
-        self._same = (call.identity, name, key)
+        self.range = RANGES.get(call.request.query_params.get("range", ""), LIVE)
+        """the time range of the charts"""
+        self._same = (call.identity, name, key, self.range)
 
     async def render(
         self,
@@ -54,9 +59,13 @@ class DashboardView:
     ) -> Response:
         """Return the page, rendered from ``snapshot``; ``values`` are additional variables of the template."""
         names = {"view": self.name, "key": self.key, "id": self.task_id}
-        query = urlencode({name: value for name, value in names.items() if value is not None})
+        wanted = {**names, "range": None if self.range is LIVE else self.range.name}
+        query = urlencode({name: value for name, value in wanted.items() if value is not None})
         values = {
             **names,
+            "range": self.range,
+            "ranges": RANGES.values(),
+            "prometheus": self._prometheus(),
             "live": f"/live?{query}",
             "snapshot": snapshot,
             "shape": self.shape(snapshot, task),
@@ -68,6 +77,16 @@ class DashboardView:
             **values,
         }
         return await render(self._call, f"{self.name}.html", status, **values)
+
+    def _prometheus(self) -> str | None:
+        """Return the address of the flow of these queues in Prometheus, if the settings name one."""
+        url = self._call.context.settings.prometheus_url
+        if url is None:
+            return None
+        chosen = "" if self.key is None else f"{{key={json.dumps(self.key)}}}"
+        expression = f"sum(rate(taskqueue_published_total{chosen}[5m]))"
+        query = {"g0.expr": expression, "g0.tab": "0", "g0.range_input": "7d"}
+        return f"{url.rstrip('/')}/graph?{urlencode(query)}"
 
     def keys(self, snapshot: Snapshot) -> list[str]:
         """Return the queues that the page shows."""
@@ -147,14 +166,21 @@ class DashboardView:
         if name not in made:
             rows: list[list[float | None]] = []
             if self.name in _WITH_CHARTS:
-                drawn = self._drawn(snapshot)
-                for row in self._poller.history.rows(drawn, 1 if before else HISTORY):
+                for row in self._rows(snapshot, newest=before is not None):
                     rows.append(row)
                     if len(rows) % _ROWS == 0:
                         await asyncio.sleep(0)
             made[name] = self._event(snapshot, values, status, rows)
         result: bytes = made[name]
         return result
+
+    def _rows(self, snapshot: Snapshot, *, newest: bool) -> Iterator[list[float | None]]:
+        """Return the rows of the charts; with ``newest`` only the last row, and the gap before it."""
+        drawn = self._drawn(snapshot)
+        if self.range is LIVE:
+            return self._poller.history.rows(drawn, 1 if newest else HISTORY)
+        history: HistoryRecorder = self._call.request.app.state.history
+        return history.rows(drawn, self.range, 2 if newest else None)
 
     def _event(
         self,

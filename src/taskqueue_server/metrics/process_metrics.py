@@ -22,6 +22,21 @@ MAX_KEYS = 100
 """maximum number of queues whose latencies have a label of their own: the first queues that had a delivery"""
 BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 600.0, 3600.0)
 """upper bounds of the buckets of task latencies, in seconds"""
+FINE_BOUNDS = tuple(
+    sorted(
+        {
+            *BOUNDS,
+            *(
+                round(step * 10.0**power, 7)
+                for power in range(-4, 4)
+                for step in (1, 1.5, 2, 3, 5, 7)
+            ),
+        }
+    )
+)
+"""upper bounds of the buckets in which latencies are counted: fine enough for percentiles; scrapes get the sums"""
+_COARSE = [bisect_left(BOUNDS, bound) for bound in (*FINE_BOUNDS, float("inf"))]
+"""for each fine bucket, the index of the exported bucket that includes it"""
 _REQUEST_BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0)
 _ENDS = ("bye", "silent", "restart", "internal", "cancelled", "revoked", "closed with 1006")
 """reasons for a disconnect that have a label of their own; any other reason may be text that the client sent"""
@@ -40,21 +55,28 @@ _SKIPPED = {*SkipReason, *Refusal} - {SkipReason.REFUSED}
 
 
 class _Tally:
-    """Latencies of one queue since the last flush."""
+    """Latencies of one queue since the process started, and how many of them were exported."""
 
-    __slots__ = ("counts", "seconds")
+    __slots__ = ("counts", "exported", "seconds")
 
     def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        self.counts = [0] * (len(BOUNDS) + 1)
+        self.counts = [0] * (len(FINE_BOUNDS) + 1)
+        self.exported = [0] * (len(BOUNDS) + 1)
         self.seconds = 0.0
+
+    def take(self) -> tuple[list[int], float]:
+        """Return what was not exported yet: the numbers by exported bucket, and the sum of the seconds."""
+        new = [-number for number in self.exported]
+        for index, number in zip(_COARSE, self.counts, strict=True):
+            new[index] += number
+        self.exported = [old + more for old, more in zip(self.exported, new, strict=True)]
+        seconds, self.seconds = self.seconds, 0.0
+        return new, seconds
 
     def note(self, *latencies: float) -> None:
         counts, total = self.counts, 0.0
         for seconds in latencies:
-            counts[bisect_left(BOUNDS, seconds)] += 1
+            counts[bisect_left(FINE_BOUNDS, seconds)] += 1
             if seconds > 0:  # the latency may be negative if the clocks of two machines differ
                 total += seconds
         self.seconds += total
@@ -64,12 +86,12 @@ class _Latency(prometheus_client.Histogram):
     """A histogram that accepts many observations at once."""
 
     def add(self, tally: _Tally) -> None:
-        """Add the observations of a tally, and clear the tally."""
-        self._sum.inc(tally.seconds)
-        for bucket, number in zip(self._buckets, tally.counts, strict=True):
+        """Add the observations of a tally that were not added yet."""
+        numbers, seconds = tally.take()
+        self._sum.inc(seconds)
+        for bucket, number in zip(self._buckets, numbers, strict=True):
             if number:
                 bucket.inc(number)
-        tally.clear()
 
 
 class _Latencies:
@@ -87,6 +109,10 @@ class _Latencies:
                 key = OTHER
             tally = self._tallies.setdefault(key, _Tally())
         return tally
+
+    def counts(self) -> dict[str, Sequence[int]]:
+        """Return the number of latencies in each bucket of `FINE_BOUNDS` so far, by queue."""
+        return {key: tally.counts for key, tally in self._tallies.items()}
 
     def flush(self) -> None:
         for key, tally in self._tallies.items():
@@ -247,6 +273,10 @@ class ProcessMetrics:
     def socket_ended(self, code: int) -> None:
         """Count a socket that this server closed or refused, by close code or HTTP status."""
         self._closes.labels(str(code)).inc()
+
+    def run_times(self) -> dict[str, Sequence[int]]:
+        """Return the number of run times in each bucket of `FINE_BOUNDS` since the process started, by queue."""
+        return self._run.counts()
 
     def flush(self) -> None:
         """Export the latencies and outcomes that were counted since the last flush."""

@@ -2,7 +2,9 @@
 // Columns of a row: time, published/s, done/s, waiting, scheduled, in flight, p50, p95.
 const Charts = (() => {
   "use strict";
-  const KEPT = 300;
+  const KEPT = 600;
+  // Seconds that the charts show; 0: what there is, at least a minute.
+  const SPAN = Number(document.querySelector(".charts")?.dataset.seconds || 0);
   const NARROW = 0.001;
   let charts = [];
   let rows = [];
@@ -15,7 +17,7 @@ const Charts = (() => {
     if (Math.abs(value) >= 1e4) return `${+(value / 1e3).toPrecision(3)}k`;
     return `${+value.toPrecision(3)}`;
   };
-  const clock = (at) => new Date(at * 1000).toTimeString().slice(0, 8);
+  const clock = (at) => new Date(at * 1000).toTimeString().slice(0, SPAN > 3600 ? 5 : 8);
   const seconds = (value) => {
     if (value === null || value === undefined) return "–";
     return value < 1 ? `${+(value * 1000).toPrecision(2)} ms` : `${+value.toPrecision(3)} s`;
@@ -36,7 +38,7 @@ const Charts = (() => {
       cursor: { points: { size: 6 }, drag: { x: false, y: false }, y: false },
       padding: [8, 26, 0, 0],
       scales: {
-        x: { time: true, range: (_, low, high) => [Math.min(low ?? 0, (high ?? 0) - 60), high ?? 1] },
+        x: { time: true, range: (_, low, high) => [SPAN ? (high ?? 0) - SPAN : Math.min(low ?? 0, (high ?? 0) - 60), high ?? 1] },
         y: { range: (_, low, high) => [0, Math.max((high ?? 0) * 1.15, figure.dataset.unit === "s" ? NARROW : 4)] },
       },
       axes: [
