@@ -107,7 +107,7 @@ class Settings(BaseSettings):
     """if clients authenticate: allowed values of the header ``Host``, with or without a port; empty allows any value"""
     origins: Annotated[frozenset[str], *_CommaLower] = frozenset()
     """other origins whose web pages may use the server, for example ``https://queue.example``"""
-    prometheus_url: str | None = Field(None, pattern=r"^https?://[^\s?#]{1,500}$")
+    prometheus: str | None = Field(None, pattern=r"^https?://[^\s?#]{1,500}$")
     """base URL of a Prometheus server, to which the charts of the dashboard link for ranges over a day"""
     trusted_proxies: Annotated[frozenset[Network], *COMMAS] = frozenset()
     """addresses or networks of reverse proxies whose ``X-Forwarded-For`` and ``X-Forwarded-Proto`` are believed"""

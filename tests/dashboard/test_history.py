@@ -155,7 +155,7 @@ class TestRecorder:
             await wait_forever()
 
         monkeypatch.setattr(HistoryRecorder, "run", run)
-        async with running(prometheus_url="https://metrics.example/") as it:
+        async with running(prometheus="https://metrics.example/") as it:
             await it.publish("one")
             (recorder,) = recorders
             recorder._now = iter(range(0, 3600, 15)).__next__

@@ -80,7 +80,7 @@ class DashboardView:
 
     def _prometheus(self) -> str | None:
         """Return the address of the flow of these queues in Prometheus, if the settings name one."""
-        url = self._call.context.settings.prometheus_url
+        url = self._call.context.settings.prometheus
         if url is None:
             return None
         chosen = "" if self.key is None else f"{{key={json.dumps(self.key)}}}"
