@@ -38,6 +38,8 @@ _SHARES = {
 }  # fmt: skip
 """shares of the tasks of the big queue; the others wait"""
 _BATCH, _AT_ONCE = 1000, 4
+_LEASE = 60.0
+"""seconds, the same for the worker that holds deliveries and for the server, which would release them otherwise"""
 _GOAL = 100.0
 """milliseconds of the server's time at the 99th percentile"""
 
@@ -68,7 +70,7 @@ async def _fill(backend: RedisBackend, total: int) -> Any:
         _BIG, QueueSettings(index=("user",), keep_ended=86_400, capacity=None)
     )
     subscription = backend.subscribe([_BIG], "worker-1")
-    for state in (State.DONE, State.DEAD, State.IN_FLIGHT):
+    for state in (State.DONE, State.DEAD):
         await _publish(backend, _tasks(_BIG, counts[state], state.value))
         left = counts[state]
         while left:
@@ -76,7 +78,7 @@ async def _fill(backend: RedisBackend, total: int) -> Any:
             left -= len(received)
             if state is State.DONE:
                 await subscription.ack(*received)
-            elif state is State.DEAD:
+            else:
                 await asyncio.gather(
                     *(
                         subscription.dead_letter(each, "max_attempts", "TimeoutError")
@@ -91,10 +93,15 @@ async def _fill(backend: RedisBackend, total: int) -> Any:
     for start in range(0, counts[State.CANCELLED], 200):
         ids = [f"cancelled{n:07}" for n in range(start, min(start + 200, counts[State.CANCELLED]))]
         await asyncio.gather(*(backend.control.cancel(_BIG, each) for each in ids))
-    await _publish(backend, _tasks(_BIG, big - sum(counts.values()), "waits"))
+    await _publish(
+        backend, _tasks(_BIG, big - sum(counts.values()) + counts[State.IN_FLIGHT], "waits")
+    )
     each = (total - big) // (_QUEUES - 1)
     for n in range(1, _QUEUES):
         await _publish(backend, _tasks(f"q{n:04}", each, "small"))
+    left = counts[State.IN_FLIGHT]
+    while left:
+        left -= len((await subscription.receive(min(_BATCH, left), 5)).deliveries)
     return subscription
 
 
@@ -169,7 +176,7 @@ async def _measure(total: int, rounds: int) -> None:
     ):
         own = Path(folder) / "server"
         own.mkdir()
-        async with opened(server.url, "lists", lease=600.0, housekeeping=60.0) as backend:
+        async with opened(server.url, "lists", lease=_LEASE) as backend:
             start = time.perf_counter()
             subscription = await _fill(backend, total)
             print(f"{total:,} tasks published in {time.perf_counter() - start:.0f} s", flush=True)
