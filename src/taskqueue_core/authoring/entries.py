@@ -63,9 +63,9 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
     updated_at: float = 0.0
     last: tuple[str, str, Settled] | None = None
     """the last settlement: its receipt, its name and its result"""
-    tokens: list[str] = msgspec.field(default_factory=list)
+    tokens: tuple[str, ...] = ()
     """tokens of the last retries, the oldest first, used to detect repeated calls"""
-    history: list[Failure] = msgspec.field(default_factory=list)
+    history: tuple[Failure, ...] = ()
     reason: str | None = None
     progress: float | str | None = None
     result: bytes | None = None
@@ -232,7 +232,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         elif free:
             self.prior += 1
         self.fail(error, now, traceback)
-        self.tokens = [*self.tokens[1 - LIMITS.retry_tokens :], token]
+        self.tokens = (*self.tokens[1 - LIMITS.retry_tokens :], token)
         self.attempt += 1
         self.losses, self.reason = 0, None
 
@@ -256,7 +256,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
             older = history[-1 - _TRACEBACKS]
             if older.traceback is not None:
                 history[-1 - _TRACEBACKS] = msgspec.structs.replace(older, traceback=None)
-        self.history = history
+        self.history = tuple(history)
 
     @property
     def delivery(self) -> Delivery:
@@ -282,7 +282,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
             losses=self.losses,
             reason=self.reason or "",
             failed_at=self.updated_at,
-            history=tuple(self.history),
+            history=self.history,
         )
 
     @property
