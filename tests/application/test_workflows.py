@@ -8,9 +8,11 @@ from typing import Any, TypeVar
 import pytest
 
 from taskqueue_core import (
+    NotConnected,
     Queue,
     State,
     TaskCancelled,
+    Tasks,
     Workflow,
     WorkflowHandle,
     WorkflowState,
@@ -90,8 +92,16 @@ class TestOnEachStore:
 
     @in_world
     async def test_a_chain(self, flows: Flows) -> None:
-        """U15: each call of a chain begins when the one before it is done."""
-        handle = await chain(*(flows.note.call(str(n)) for n in range(20))).publish()
+        """U15: each call of a chain begins when the one before it is done; the first registry needs no connection."""
+        elsewhere = Tasks(prefix="flow.")
+
+        @elsewhere.task
+        async def note(text: str) -> None: ...
+
+        with pytest.raises(NotConnected, match=r"flow\.note"):
+            await chain(note.call("0")).publish()
+        calls = [note.call("0"), *(flows.note.call(str(n)) for n in range(1, 20))]
+        handle = await chain(*calls).publish()
         await handle.wait(SECONDS)
         assert flows.ran == [str(n) for n in range(20)]
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from taskqueue_core.after import OnDead, When
-from taskqueue_core.application.call import Call
+from taskqueue_core.application.call import Call, DeclaredTask
+from taskqueue_core.application.errors import NotConnected
 from taskqueue_core.application.step_list import Parent, StepList
 from taskqueue_core.application.workflow_handle import SyncWorkflowHandle, WorkflowHandle
 from taskqueue_core.application.workflow_step import Step
 from taskqueue_core.queue import Queue
+from taskqueue_core.sync import SyncQueue
 from taskqueue_core.tasks import new_id
 from taskqueue_core.workflows import InvalidWorkflow, WorkflowStep, check_workflow_id, step_id
 
 R = TypeVar("R")
+C = TypeVar("C", Queue, SyncQueue)
 
 
 class Workflow(StepList):
@@ -56,23 +60,19 @@ class Workflow(StepList):
         """Store the workflow, whose steps are published soon afterwards, and return its handle.
 
         ``id``: by default a random one; the id of a step's task is this one, a dot and the step's name. Publishing the
-        same workflow again is harmless. The connection is that of the first call. Raises `InvalidWorkflow` before
-        anything is sent, `NotConnected`, `IdConflict`, `CapabilityMissing`, and what middleware raises.
+        same workflow again is harmless. The connection is that of the first call that has one. Raises `InvalidWorkflow`
+        before anything is sent, `NotConnected`, `IdConflict`, `CapabilityMissing`, and what middleware raises.
 
         >>> flow_handle = await chain(resize.call("cat.png"), resize.call("dog.png")).publish()
         """
-        if not self._steps:
-            raise InvalidWorkflow("steps", "no step", "1 to 1000 steps")
-        return await self._publish(self.steps[0].call.function.connection(), id)
+        return await self._publish(self._connection(lambda one: one.connection()), id)
 
     def publish_sync(self, *, id: str | None = None) -> SyncWorkflowHandle:  # noqa: A002 - as in `Task`
         """Store the workflow from code without an event loop, as `publish` does.
 
         >>> flow_handle = chain(resize.call("cat.png"), resize.call("dog.png")).publish_sync()
         """
-        if not self._steps:
-            raise InvalidWorkflow("steps", "no step", "1 to 1000 steps")
-        queue = self.steps[0].call.function.sync_connection()
+        queue = self._connection(lambda one: one.sync_connection())
         return SyncWorkflowHandle(queue, queue.run(self._publish(queue.queue, id)))
 
     async def _publish(self, queue: Queue, workflow: str | None) -> WorkflowHandle:
@@ -87,8 +87,16 @@ class Workflow(StepList):
 
     def handle(self, id: str, on: Queue | None = None) -> WorkflowHandle:  # noqa: A002 - as in `Task`
         """Return the handle of a workflow with these steps that was published elsewhere. Raises `NotConnected`."""
-        queue = on or self.steps[0].call.function.connection()
-        return WorkflowHandle(queue, id)
+        return WorkflowHandle(on or self._connection(lambda one: one.connection()), id)
+
+    def _connection(self, find: Callable[[DeclaredTask[Any]], C]) -> C:
+        """Return the connection of the first call that has one; declarations for other languages may have none."""
+        if not self._steps:
+            raise InvalidWorkflow("steps", "no step", "1 to 1000 steps")
+        for step in self.steps:
+            with suppress(NotConnected):
+                return find(step.call.function)
+        return find(self.steps[0].call.function)  # raises NotConnected
 
 
 def chain(*calls: Call[Any]) -> Workflow:
