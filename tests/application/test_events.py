@@ -183,6 +183,8 @@ async def test_through_a_server() -> None:
             assert blocks[1].startswith("id: 1-4\nevent: end\n")
             raw = await client._client.get(path, headers={**sse, "last-event-id": "1-4"})
             assert raw.status_code == 204
+            raw = await client._client.get(path, headers=sse, params={"channels": "other"})
+            assert raw.text.startswith("id: 1-4\nevent: end\n")
             for wrong in ({"after": "x"}, {"channels": "a b"}, {"limit": 0}, {"wait": 31}):
                 answer = await client.fetch("GET", path, query=wrong)
                 assert answer.status == 422, wrong

@@ -103,9 +103,16 @@ class _Reading:
         self._streams = streams_of(call.context.backend)
 
     def chosen(self, page: EventPage) -> Iterable[Event]:
-        """Return the events of a page in the channels that the client asks for."""
+        """Return the events of a page in the channels that the client asks for, and the end of the task.
+
+        With the id of the end a client asks for nothing more, even if it connects again by itself.
+        """
         names = self._channels
-        return (event for event in page.events if not names or event.channel in names)
+        return (
+            event
+            for event in page.events
+            if not names or event.channel in names or event.kind == "end"
+        )
 
     async def page(self, after: str | None, limit: int, wait: float = 0) -> EventPage | None:
         """Return a page; ``None`` if the task is unknown."""
@@ -171,7 +178,7 @@ OPERATIONS = (
             Query(
                 "channels",
                 {"type": "string", "maxLength": LIMITS.text},
-                "only events of the kind `data` in these channels, separated by commas",
+                "only events of the kinds `data`, in these channels, separated by commas, and `end`",
                 example="data,log",
             ),
             LIMIT,
