@@ -102,7 +102,7 @@ def test_other_commands(cli: Cli) -> None:
 @pytest.mark.usefixtures("encoded")
 def test_tasks(cli: Cli) -> None:
     """U17: the codec is printed apart from the headers, because a plain task must not have its header."""
-    (shown,) = cli("tasks", "vault:tasks", "--json").json
+    (shown,) = cli("tasks", "declared", "vault:tasks", "--json").json
     assert shown["codec"] == "zlib+fernet:2026-11"
     assert list(shown["headers"]) == ["taskqueue-schema"]
     (plain,) = cli("tasks", "vault:plain", "--json").json

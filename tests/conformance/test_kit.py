@@ -172,7 +172,7 @@ async def test_missing_overrides() -> None:
         ),
         (
             Capabilities(names=frozenset(Capability), shared=True),
-            r"slots, unique, atomic_retry, shared; its backend declares .*slots, unique, atomic_retry: set",
+            r"slots, streams, unique, atomic_retry, shared; its backend declares .*slots, streams, unique, atomic_retry: set",
         ),
     ],
 )
@@ -263,7 +263,7 @@ def test_every_test_says_what_it_proves() -> None:
     assert len(tests) > 330
     for name in tests:
         assert inspect.getdoc(getattr(suite, name)), f"{name} has no docstring"
-        assert laws(suite, name) <= {str(law) for law in range(1, 12)}, name
+        assert laws(suite, name) <= {str(law) for law in range(1, 13)}, name
 
 
 def test_no_test_hides_another() -> None:

@@ -24,6 +24,7 @@ _OF_ATTRIBUTES = {
     "Schedules": "schedules",
     "Audit": "audit",
     "Listing": "listing",
+    "Streams": "streams",
 }
 _MADE_BY_METHODS = {"RoomSignal"}
 _OF_REMOTE_BACKENDS = {"LongPolling"}

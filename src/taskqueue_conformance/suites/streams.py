@@ -95,6 +95,7 @@ class StreamsSuite(Harness, needs=(Capability.STREAMS,)):
         assert await short(bench, after="1-2") == tail
         assert await short(bench, after="1-4") == ["1-5 trimmed 1", "1-6 data 5"]
 
+    @needs(Capability.CONTROL)
     async def test_trimmed_by_number(self, bench: Bench) -> None:
         """Of more events than ``stream_events``, the newest are kept; a reader learns how many were cut (law 12)."""
         await bench.configure(stream_events=3)
@@ -107,6 +108,7 @@ class StreamsSuite(Harness, needs=(Capability.STREAMS,)):
         await append(bench, delivery, 9, first=9)
         assert await short(bench, after="1-9") == ["1-10 data 9"]
 
+    @needs(Capability.CONTROL)
     async def test_trimmed_by_size(self, bench: Bench) -> None:
         """Events are cut beyond ``stream_bytes``, and the newest one is kept even if it is larger (law 12)."""
         await bench.configure(stream_bytes=1024)
@@ -120,6 +122,7 @@ class StreamsSuite(Harness, needs=(Capability.STREAMS,)):
         await append(bench, delivery, b'"' + b"y" * 3000 + b'"', first=5)
         assert [each.id for each in (await page(bench)).events] == ["1-5", "1-6"]
 
+    @needs(Capability.CONTROL)
     async def test_end_of_a_task(self, bench: Bench) -> None:
         """The last event of a stream has the state in which the task ended; nothing follows it (law 12)."""
         subscription, one, two = await bench.all_running("t1", "t2")
@@ -166,6 +169,7 @@ class StreamsSuite(Harness, needs=(Capability.STREAMS,)):
         ]
         assert await short(bench, after="1-2") == (await short(bench))[2:]
 
+    @needs(Capability.CONTROL)
     async def test_progress_is_an_event(self, bench: Bench) -> None:
         """Progress is an event of a task that streams, and none of a task that does not."""
         _, one, two = await bench.all_running("t1", "t2")
@@ -177,7 +181,7 @@ class StreamsSuite(Harness, needs=(Capability.STREAMS,)):
         assert await short(bench, "t2") == []
 
     @needs(Capability.DEAD_LETTERS)
-    async def test_dead_letter(self, bench: Bench) -> None:
+    async def test_events_of_a_dead_letter(self, bench: Bench) -> None:
         """A dead letter and its redrive are events ``state``; the stream goes on, and ends when it is discarded."""
         subscription, delivery = await bench.running("t1")
         await append(bench, delivery, 1)
@@ -199,6 +203,7 @@ class StreamsSuite(Harness, needs=(Capability.STREAMS,)):
             '1-8 end "discarded"',
         ]
 
+    @needs(Capability.CONTROL)
     async def test_kept_after_the_end(self, bench: Bench) -> None:
         """The events of an ended task are kept for ``stream_ttl``, longer than its id if asked, and no longer."""
         await bench.configure(stream_ttl=1 + bench.short, dedupe_window=0)
@@ -212,6 +217,7 @@ class StreamsSuite(Harness, needs=(Capability.STREAMS,)):
         found = await streams_of(bench.backend).events(KEY, "t1")
         assert found is None or found == EventPage(ended=True)
 
+    @needs(Capability.CONTROL)
     async def test_id_used_again(self, bench: Bench) -> None:
         """A task that uses the id of an earlier one again begins without its events (law 12)."""
         await bench.configure(dedupe_window=0)
@@ -256,6 +262,7 @@ class StreamsSuite(Harness, needs=(Capability.STREAMS,)):
         await bench.advance(2 * bench.short)
         assert await bench.outcome(waiting) == EventPage()
 
+    @needs(Capability.CONTROL)
     async def test_purged_and_expired(self, bench: Bench) -> None:
         """A task that streamed and waits for its retry ends with an event when it is purged or expires."""
         subscription = await bench.subscribed("t1")
@@ -268,6 +275,7 @@ class StreamsSuite(Harness, needs=(Capability.STREAMS,)):
         assert (await short(bench))[-1] == '1-3 end "cancelled"'
         assert (await short(bench, "t2"))[-1] == '1-3 end "cancelled"'
 
+    @needs(Capability.CONTROL)
     async def test_deleted_queue(self, bench: Bench) -> None:
         """A deleted queue has no events."""
         subscription, delivery = await bench.running("t1")
@@ -277,26 +285,18 @@ class StreamsSuite(Harness, needs=(Capability.STREAMS,)):
         await bench.control.delete(KEY)
         assert await streams_of(bench.backend).events(KEY, "t1") is None
 
-    @pytest.mark.parametrize(
-        ("field", "options"),
-        [
-            ("limit", {"limit": 0}),
-            ("limit", {"limit": 1001}),
-            ("after", {"after": ""}),
-            ("after", {"after": "1"}),
-            ("after", {"after": "1-2\n"}),
-            ("after", {"after": "1-" + "9" * 99}),
-            ("wait", {"wait": -1}),
-            ("wait", {"wait": 31}),
-            ("wait", {"wait": float("nan")}),
-        ],
-    )
-    async def test_arguments_of_events(
-        self, bench: Bench, field: str, options: dict[str, Any]
-    ) -> None:
+    async def test_arguments_of_events(self, bench: Bench) -> None:
         """Invalid arguments are refused with the name of the field."""
         await bench.running("t1")
-        await bench.invalid(field, streams_of(bench.backend).events(KEY, "t1", **options))
+        wrong: dict[str, tuple[Any, ...]] = {
+            "limit": (0, 1001),
+            "after": ("", "1", "1-2\n", "1-" + "9" * 99),
+            "wait": (-1, 31, float("nan")),
+        }
+        for field, values in wrong.items():
+            for value in values:
+                options: dict[str, Any] = {field: value}
+                await bench.invalid(field, streams_of(bench.backend).events(KEY, "t1", **options))
 
     async def test_limits_of_an_event(self, bench: Bench) -> None:
         """An event of 64 KiB is stored; a larger one, another than JSON and a bad channel are refused."""

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import msgspec
 
 from taskqueue_core.backend import Capability, Subscription
 from taskqueue_core.capabilities import NewEvent, has, revocation_of, streams_of
-from taskqueue_core.concurrency import first_completed, gather_all, wait_forever
+from taskqueue_core.concurrency import first_completed, wait_forever
 from taskqueue_core.consumer.event_queue import EventQueue
 from taskqueue_core.consumer.outage import OUTAGE_ERRORS, OutageRetry, close, release_as_lost
 from taskqueue_core.consumer.settlement_queue import SettlementQueue
@@ -180,10 +179,10 @@ class WorkerSession:
 
     async def _work(self) -> None:
         """Append events and settle outcomes until cancelled."""
-        work: list[Coroutine[Any, Any, None]] = [self._settlements.run()]
-        if self._events is not None:
-            work.append(self._events.run())
-        await gather_all(work)
+        if self._events is None:
+            await self._settlements.run()
+        else:  # an unexpected error of either ends the connection
+            await first_completed(self._settlements.run(), self._events.run())
 
     async def _finish(self) -> None:
         """Wait until the store has what the worker has sent, for a short time."""
