@@ -105,5 +105,5 @@ def test_tasks(cli: Cli) -> None:
     (shown,) = cli("tasks", "declared", "vault:tasks", "--json").json
     assert shown["codec"] == "zlib+fernet:2026-11"
     assert list(shown["headers"]) == ["taskqueue-schema"]
-    (plain,) = cli("tasks", "vault:plain", "--json").json
+    (plain,) = cli("tasks", "declared", "vault:plain", "--json").json
     assert "codec" not in plain

@@ -172,7 +172,7 @@ async def test_missing_overrides() -> None:
         ),
         (
             Capabilities(names=frozenset(Capability), shared=True),
-            r"slots, streams, unique, atomic_retry, shared; its backend declares .*slots, streams, unique, atomic_retry: set",
+            r"streams, unique, atomic_retry, shared; its backend declares .*streams, unique, atomic_retry: set",
         ),
     ],
 )

@@ -37,7 +37,11 @@ def _kinds() -> dict[str, str]:
     return kinds
 
 
-KINDS = {name: kind for name, kind in _kinds().items() if kind != "any"}
+_OF_ONE_TASK = {"Q/E:ID"}
+"""keys that only calls for one task read: maintenance does not repair them, and they end with their task"""
+KINDS = {
+    name: kind for name, kind in _kinds().items() if kind != "any" and name not in _OF_ONE_TASK
+}
 
 
 def _find(server: RedisServer, partition: str, kind: str) -> str:

@@ -149,6 +149,7 @@ class StreamsSuite(Harness, needs=(Capability.STREAMS,)):
         await subscription.ack(one)
         assert await page(bench, wait=20) == EventPage(ended=True)
 
+    @needs("atomic_retry")
     async def test_further_attempt(self, bench: Bench) -> None:
         """Each delivery that streams begins with an event ``attempt``: after a retry, a release and a loss (law 12)."""
         subscription, delivery = await bench.running("t1")
@@ -262,7 +263,7 @@ class StreamsSuite(Harness, needs=(Capability.STREAMS,)):
         await bench.advance(2 * bench.short)
         assert await bench.outcome(waiting) == EventPage()
 
-    @needs(Capability.CONTROL)
+    @needs(Capability.CONTROL, "atomic_retry")
     async def test_purged_and_expired(self, bench: Bench) -> None:
         """A task that streamed and waits for its retry ends with an event when it is purged or expires."""
         subscription = await bench.subscribed("t1")
