@@ -183,7 +183,7 @@ class StreamsSuite(Harness, needs=(Capability.STREAMS,)):
 
     @needs(Capability.DEAD_LETTERS)
     async def test_events_of_a_dead_letter(self, bench: Bench) -> None:
-        """A dead letter and its redrive are events ``state``; the stream goes on, and ends when it is discarded."""
+        """A dead letter and its redrive are events ``state``; the stream continues, and ends when it is discarded."""
         subscription, delivery = await bench.running("t1")
         await append(bench, delivery, 1)
         await bench.bury(subscription, delivery)
