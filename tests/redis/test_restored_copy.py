@@ -33,6 +33,7 @@ FIRST, LATER, FAR = "first", "later", "far"
 """queues: one whose tasks run before the copy is made, one whose tasks run afterwards, and one in another partition"""
 ONCE = UniqueKey(key="once")
 BRIEF = UniqueKey(key="brief", period=HOUR / 2)
+BATCH = TaskRef(LATER, "batch")
 
 
 async def _ran(backend: RedisBackend, *keys: str, carried: bool = True) -> Counter[str]:
@@ -61,6 +62,10 @@ async def _fill(backend: RedisBackend) -> None:
         Task(key=FAR, id="parent"),
         Task(key=LATER, id="child", after=After(tasks=(TaskRef(FAR, "parent"),))),
         Task(key=FAR, id="informed", after=After(tasks=(TaskRef(FIRST, "ended"),))),
+        Task(key=LATER, id="batch", batch=BATCH),
+        Task(key=FIRST, id="early", batch=BATCH),
+        Task(key=FAR, id="member", batch=BATCH),
+        Task(key=LATER, id="callback", after=After(tasks=(BATCH,))),
     )
     steps = [
         WorkflowStep.of("a", FIRST),
@@ -88,7 +93,8 @@ async def _put_back(server: RedisServer, copy: Path) -> None:
 async def test_an_hour_old(make_server: MakeServer, redis_prefix: str, tmp_path: Path) -> None:
     """U12, U13, U15, U16: what had ended at the copy does not run again, and all else runs again, once.
 
-    That concerns tasks, instants of schedules, children and the steps of workflows. What came after the copy is lost.
+    That concerns tasks, instants of schedules, children, members of batches and the steps of workflows. What came after
+    the copy is lost.
     """
     clock, copy = ManualClock(START), tmp_path / "copy"
     with make_server(config={"appendfsync": "always"}) as server:
@@ -98,7 +104,8 @@ async def test_an_hour_old(make_server: MakeServer, redis_prefix: str, tmp_path:
                 backend, "none"
             )  # but the steps are stored, and lines are carried
             before = await _ran(backend, FIRST, carried=False)
-            assert before == Counter(["brief", "ended", "w.a"])
+            assert before == Counter(["brief", "ended", "w.a", "early"])
+            assert await backend.dependencies.close(BATCH)
             assert await backend.dependencies.lines(
                 9
             )  # those of what ended, which the copy has, too
@@ -106,6 +113,7 @@ async def test_an_hour_old(make_server: MakeServer, redis_prefix: str, tmp_path:
             await clock.advance(HOUR)
             usual = await _ran(backend, FIRST, LATER, FAR)
             tasks = {"unique", "scheduled", "parent", "child", "informed", "w.b", "w.c"}
+            tasks |= {"member", "callback"}
             instants = Counter(name.partition(".")[0] for name in usual.keys() - tasks)
             assert (instants, set(usual.values())) == ({"all": 6, "last": 1}, {1})
             await backend.publisher.publish(Task(key=LATER, id="new", unique=ONCE))
