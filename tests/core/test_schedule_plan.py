@@ -177,6 +177,9 @@ def test_a_schedule_starts_and_ends() -> None:
     assert late.instants == ()
     assert late.next_at is None
     assert sum(group.count for group in late.skipped) == 2
+    daily = Schedule("s", Every(86_400), MAIL, starts=starts, ends=ends)
+    long_after = plan(daily, first, second + 30 * 86_400)
+    assert long_after == Plan((), None, (Skipped(SkipReason.LATE, 2, first, ends.timestamp()),))
 
 
 def test_the_task_of_an_instant_is_the_same_in_each_process() -> None:

@@ -83,7 +83,9 @@ def plan(
     else:
         fire = [instant for instant in fresh[-1:] if now - instant <= _PUNCTUAL]
     after = next_instant(schedule, now)
-    end = fire[0] if fire else now + 0.001 if after is None else after
+    end = fire[0] if fire else after
+    if end is None:
+        end = min(now + 0.001, math.inf if schedule.ends is None else schedule.ends.timestamp())
     skipped = _skipped(schedule, next_at, refused, oldest, end)
     return Plan(tuple(fire), after, skipped)
 
