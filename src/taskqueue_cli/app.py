@@ -73,7 +73,7 @@ COMMANDS = {
     "workers": "Show the connected workers, with their queues and their number of running tasks.",
     "queue": "Show and change the limits and the delivery order of queues; pause, resume and bind queues.",
     "schedule": "Put, show, pause, run and delete schedules, which publish tasks at given times.",
-    "workflow": "Show and cancel workflows, whose steps wait for one another.",
+    "workflow": "List, show and cancel workflows, whose steps wait for one another.",
     "dlq": "List, inspect, redrive and discard dead letters.",
     "audit": "Show what operators have done, newest first.",
     "apply": "Write what tasks declare into the store: settings of their queues, and schedules.",

@@ -59,9 +59,11 @@ from taskqueue_core.uniqueness import Debounce, Unique, UniqueKey
 from taskqueue_core.workflows import (
     InvalidWorkflow,
     StepStatus,
+    WorkflowPage,
     WorkflowState,
     WorkflowStatus,
     WorkflowStep,
+    WorkflowSummary,
 )
 
 __all__ = [
@@ -141,9 +143,11 @@ __all__ = [
     "UnknownTask",
     "Workflow",
     "WorkflowHandle",
+    "WorkflowPage",
     "WorkflowState",
     "WorkflowStatus",
     "WorkflowStep",
+    "WorkflowSummary",
     "WouldBlock",
     "Zlib",
     "as_completed",

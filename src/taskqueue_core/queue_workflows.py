@@ -8,20 +8,23 @@ from typing import Protocol, runtime_checkable
 
 from taskqueue_core.after import TaskRef
 from taskqueue_core.backend import Backend
-from taskqueue_core.capabilities import control_of, dead_letters_of, dependencies_of
+from taskqueue_core.capabilities import control_of, dead_letters_of, dependencies_of, listing_of
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.consumer.carrier import register
 from taskqueue_core.errors import IdConflict, InvalidInput
 from taskqueue_core.limits import kind_of
 from taskqueue_core.tasks import Confirmation, Task, new_id
 from taskqueue_core.workflow_graph import read_graph
+from taskqueue_core.workflow_list import check_page, read_page
 from taskqueue_core.workflows import (
     WORKFLOWS,
     InvalidWorkflow,
     UnknownWorkflow,
+    WorkflowPage,
     WorkflowState,
     WorkflowStatus,
     WorkflowStep,
+    WorkflowSummary,
     added_steps,
     addition_id,
     cancel_id,
@@ -50,6 +53,9 @@ class ServedWorkflows(Protocol):
 
     async def workflow_status(self, workflow: str) -> WorkflowStatus | None:
         """Return what became of a workflow; ``None`` if it is not known."""
+
+    async def list_workflows(self, after: str | None, limit: int) -> WorkflowPage:
+        """Return a page of workflows."""
 
     async def cancel_workflow(self, workflow: str) -> bool:
         """Cancel a workflow. Return False if it has ended or is not known."""
@@ -183,6 +189,28 @@ class QueueWorkflows:
         if graph is None:
             return None
         return WorkflowStatus.of(workflow, graph.main, graph.steps, graph.statuses, graph.additions)
+
+    async def list(self, *, after: str | None = None, limit: int = 20) -> WorkflowPage:
+        """Return a page of workflows: first those whose steps are not all published, then the others, newest first.
+
+        ``limit`` is from 1 to 50; the states of all steps are read. ``after`` is `WorkflowPage.next` of the page
+        before. A page may have fewer workflows, even none, and still name a next one. A workflow whose state changes
+        meanwhile may be on two pages, or on none. Through a server, a page has those that `get` returns to the token.
+        Raises `InvalidInput`, and `CapabilityMissing` without ``listing``.
+        """
+        check_page(after, limit)
+        if (served := self._served()) is not None:
+            return await served.list_workflows(after, limit)
+        found, following = await self.page(after, limit)
+        summaries = tuple([WorkflowSummary.of(status) for status in found])
+        return WorkflowPage(workflows=summaries, next=following)
+
+    async def page(
+        self, after: str | None, limit: int
+    ) -> tuple[tuple[WorkflowStatus, ...], str | None]:
+        """Return the workflows of a page with their steps, and `WorkflowPage.next`, for a server that selects some."""
+        self.demand()
+        return await read_page(listing_of(self._backend), self.get, after, limit)
 
     async def cancel(self, workflow: str) -> bool:
         """Cancel a workflow: what is blocked or waiting ends as cancelled, and what runs is revoked.

@@ -31,7 +31,7 @@ from taskqueue_core.queue_workflows import QueueWorkflows
 from taskqueue_core.schedule_status import ScheduleStatus
 from taskqueue_core.schedules import Overlap, Schedule
 from taskqueue_core.tasks import Confirmation, Ledger, State, Task, TaskStatus
-from taskqueue_core.workflows import WorkflowStatus, WorkflowStep
+from taskqueue_core.workflows import WorkflowPage, WorkflowStatus, WorkflowStep
 
 T = TypeVar("T")
 
@@ -327,6 +327,10 @@ class SyncWorkflows:
     def get(self, workflow: str) -> WorkflowStatus | None:
         """Return what became of a workflow; see `QueueWorkflows.get`."""
         return self._loop.call(self._workflows.get(workflow))
+
+    def list(self, *, after: str | None = None, limit: int = 20) -> WorkflowPage:
+        """Return a page of workflows; see `QueueWorkflows.list`."""
+        return self._loop.call(self._workflows.list(after=after, limit=limit))
 
     def cancel(self, workflow: str) -> bool:
         """Cancel a workflow; see `QueueWorkflows.cancel`."""

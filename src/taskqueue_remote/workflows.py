@@ -12,6 +12,7 @@ from taskqueue_core.server_address import path
 from taskqueue_core.tasks import Confirmation, Published
 from taskqueue_core.workflows import (
     WORKFLOWS,
+    WorkflowPage,
     WorkflowStatus,
     WorkflowStep,
     addition_id,
@@ -60,6 +61,11 @@ class RemoteWorkflows:
         if not answer.ok:
             raise self._client.error(answer)
         return self._client.decode(answer.body, WorkflowStatus)
+
+    async def list_workflows(self, after: str | None, limit: int) -> WorkflowPage:
+        """Return a page of workflows."""
+        query: dict[str, str | int] = {"limit": limit} | ({} if after is None else {"after": after})
+        return await self._client.ask("GET", "/v1/workflows", WorkflowPage, query=query)
 
     async def cancel_workflow(self, workflow: str) -> bool:
         """Cancel a workflow. Return False if it has ended or is not known."""

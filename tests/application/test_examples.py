@@ -72,7 +72,7 @@ class Shop:
         self.tasks.schedule("digest.all", digest.call("all"), Every(3600))
 
 
-async def _workflow(shop: Shop) -> None:
+async def _workflow(shop: Shop, queue: Queue) -> None:
     flow = Workflow()
     source = flow.add(shop.download.call("https://example.org/cat.png"))
     small = [flow.add(shop.resize.call(source.output, width), after=source) for width in (320, 640)]
@@ -89,6 +89,8 @@ async def _workflow(shop: Shop) -> None:
         **dict.fromkeys(["split:resize", "split:notify"], State.DONE),
     }
     assert sorted(shop.ran) == ["added", "done"]
+    page = await queue.workflows.list()
+    assert [each.id for each in page.workflows] == ["cat-17"]
 
 
 async def _schedules(shop: Shop, queue: Queue) -> None:
@@ -147,6 +149,6 @@ async def test_together(world: OpenWorld) -> None:
         shop.tasks.connect(Queue(opened.backend)) as queue,
         working(opened.worker(shop.tasks)),
     ):
-        await _workflow(shop)
+        await _workflow(shop, queue)
         await _unique(shop)
         await _schedules(shop, queue)

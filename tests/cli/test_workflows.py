@@ -1,4 +1,4 @@
-"""``taskqueue workflow``: show and cancel, on a shared store."""
+"""``taskqueue workflow``: list, show and cancel, on a shared store."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def _put(store: Shared) -> None:
     asyncio.run(_store(store, steps))
 
 
-async def _store(store: Shared, steps: list[WorkflowStep]) -> None:
-    await Queue(store).workflows.put(steps, id="w")
+async def _store(store: Shared, steps: list[WorkflowStep], name: str = "w") -> None:
+    await Queue(store).workflows.put(steps, id=name)
 
 
 def test_show_and_cancel(cli: Cli, store: Shared) -> None:
@@ -44,3 +44,33 @@ def test_show_and_cancel(cli: Cli, store: Shared) -> None:
     asyncio.run(Expander(store).drain())
     assert "the workflow has ended" in cli("workflow", "cancel", "w", "--yes").out
     assert "a workflow that does not exist" in cli("workflow", "show", "never").err
+
+
+def test_list(cli: Cli, store: Shared) -> None:
+    """U15, U18: workflows are listed by pages, newest first, after those whose steps are not all published."""
+    assert "No workflows" in cli("workflow", "list").out
+    for name in ("first", "second"):
+        asyncio.run(_store(store, [WorkflowStep.of("a", "mail", "x" * 200_000)], name))
+        asyncio.run(Expander(store).drain())
+    asyncio.run(_store(store, [WorkflowStep.of("a", "mail")], "stored"))
+    assert cli("workflow", "cancel", "second", "--yes").code == 0
+    asyncio.run(Expander(store).drain())
+    asyncio.run(_store(store, [WorkflowStep.of("a", "mail")], "later"))
+    listed = cli("workflow", "list")
+    rows = [line.split()[:4] for line in listed.out.splitlines() if line.strip()][2:]
+    assert [row[0] for row in rows] == ["later", "stored", "second", "first"]
+    assert [row[-1] for row in rows[:1]] == ["stored"]
+    assert rows[2] == ["second", "1", "0", "ended"]
+    assert rows[3] == ["first", "1", "0", "running"]
+    names, words = [], ["workflow", "list", "--limit", "1"]
+    while True:
+        page = cli(*words, "--json").json
+        names += [each["id"] for each in page["workflows"]]
+        if "next" not in page:
+            break
+        words = ["workflow", "list", "--limit", "1", "--after", page["next"]]
+    assert names == ["later", "stored", "second", "first"]
+    assert f"--after {cli('workflow', 'list', '--limit', '2', '--json').json['next']}" in (
+        cli("workflow", "list", "--limit", "2").err
+    )
+    assert "after: got" in cli("workflow", "list", "--after", "9.x").err

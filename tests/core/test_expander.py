@@ -12,6 +12,7 @@ from taskqueue_core.consumer.carrier import carry
 from taskqueue_core.consumer.expander import Expander
 from taskqueue_core.errors import BackendUnavailable, InvalidInput
 from taskqueue_core.hooks import Identity, is_internal
+from taskqueue_core.limits import LIMITS
 from taskqueue_core.queue import Queue
 from taskqueue_core.tasks import State, Task
 from taskqueue_core.workflows import (
@@ -197,6 +198,24 @@ async def test_wrong_graphs(
         await Queue(backend).workflows.put(wrong)
     assert caught.value.field == field
     assert await backend.control.queues() == ()
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+async def test_the_cost_of_a_status(backend: MemoryBackend, size: int) -> None:
+    """U15: the status of 1,000 steps takes five calls, whatever the size of their payloads.
+
+    They are for the workflow and its steps, the steps in each of two queues, and the steps that these have added.
+    """
+    names = tuple(f"s{n}" for n in range(LIMITS.steps - 1))
+    many = [WorkflowStep.of(name, f"q.{n % 2}", "x" * size) for n, name in enumerate(names)]
+    last = WorkflowStep.of("end", "q.0", after=names, when="ended")
+    await Queue(backend).workflows.put([*many, last], id="w")
+    await Expander(backend).drain()
+    counting = Counting(backend)
+    found = await Queue(counting).workflows.get("w")  # type: ignore[arg-type] # it has what is used
+    assert found is not None
+    assert len(found.steps) == LIMITS.steps
+    assert counting.calls == 5
 
 
 def test_wrong_inputs() -> None:

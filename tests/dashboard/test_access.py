@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 import httpx2
 import pytest
 
-from taskqueue_core import Every, Schedule, TaskTemplate
+from taskqueue_core import Every, Schedule, TaskTemplate, WorkflowState, WorkflowStep
+from taskqueue_core.consumer.expander import Expander
 from taskqueue_core.hooks import Identity
 from taskqueue_server import dashboard
 from taskqueue_server.routing.operations import Scope
@@ -18,6 +19,8 @@ from tests.server.support import Running, eventually, http, running
 ONLY_A = Identity(name="a", verbs=frozenset({"admin"}), keys=("alpha", "alpha-*"))
 NO_ADMIN = Identity(name="w", verbs=frozenset({"consume", "publish"}))
 LOOKS = 10.0
+OWN = {"origin": "http://127.0.0.1:8420"}
+"""headers of a request that a page of this server causes"""
 pytestmark = pytest.mark.fast_clock
 
 
@@ -120,11 +123,47 @@ async def test_some_queues_only(it: Running, signed_in: httpx2.AsyncClient) -> N
         ("POST", "/queues/bravo/settings"), ("POST", "/queues/bravo/dead"),
         ("GET", "/live?view=queue&key=bravo"), ("GET", "/live?view=task&key=bravo&id=one"),
     ):  # fmt: skip
-        answer = await signed_in.request(method, path, data={} if method == "POST" else None)
+        form = {"action": "x"} if method == "POST" else None
+        answer = await signed_in.request(method, path, data=form, headers=OWN)
         assert answer.status_code == 403, path
+        assert "cross-site" not in answer.text
         assert "secret-id" not in answer.text
     for subscription in (*subscriptions, both):
         await subscription.close()
+
+
+async def test_a_workflow_whose_steps_are_not_known_yet(
+    it: Running, signed_in: httpx2.AsyncClient
+) -> None:
+    """Security 2, U15: until its steps say what the right is, a token for some queues sees and does nothing with it.
+
+    After that, it sees and cancels only a workflow all of whose steps are in its queues.
+    """
+    workflows = it.context.queue.workflows
+
+    async def cancel(name: str) -> int:
+        form = {"action": "cancel", "confirm": "cancel"}
+        answer = await signed_in.post(f"/workflows/{name}", data=form, headers=OWN)
+        assert "cross-site" not in answer.text
+        return answer.status_code
+
+    for name, key in (("ours", "alpha"), ("theirs", "bravo")):
+        await workflows.put([WorkflowStep.of("secret", key)], id=name)
+        shown = await signed_in.get(f"/workflows/{name}")
+        assert shown.status_code == 200
+        assert "Stored" in shown.text
+        assert await cancel(name) == 409
+    assert "ours" not in (await signed_in.get("/workflows")).text
+    await Expander(it.context.backend).drain()
+    page = (await signed_in.get("/workflows")).text
+    assert "/workflows/ours" in page
+    assert "theirs" not in page
+    for name, status in (("ours", 200), ("theirs", 403)):
+        assert (await signed_in.get(f"/workflows/{name}")).status_code == status
+    assert [await cancel(name) for name in ("theirs", "ours")] == [403, 303]
+    await Expander(it.context.backend).drain()
+    states = [await workflows.get(name) for name in ("ours", "theirs")]
+    assert [each and each.state for each in states] == [WorkflowState.ENDED, WorkflowState.RUNNING]
 
 
 async def _events(client: httpx2.AsyncClient, path: str) -> AsyncIterator[str]:

@@ -58,6 +58,8 @@ PAGES = (
     "/schedules?after=x",
     "/schedules/k",
     "/schedules/unknown",
+    "/workflows",
+    "/workflows?after=5.",
     "/workflows/flow",
     "/workflows/unknown",
     "/queues/k",

@@ -56,6 +56,8 @@ LISTS = {
     "GET /workers",
     "GET /v1/schedules",
     "GET /schedules",
+    "GET /v1/workflows",
+    "GET /workflows",
     "GET /v1/audit",
     "GET /audit",
     "GET /live",

@@ -14,6 +14,7 @@ import pytest
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import control_of
 from taskqueue_core.hooks import INTERNAL_QUEUES
+from taskqueue_core.limits import LIMITS
 from taskqueue_core.workflows import WORKFLOWS
 from taskqueue_memory import MemoryBackend
 from tests.server.access import ADMIN, A, B, bearer, entry, write
@@ -96,8 +97,14 @@ async def test_publish_read_and_cancel() -> None:
         (workflow(("a", {"name": "x.y"})), "steps.0.name"),
         (workflow(("a", {"delay": 1, "not_before": 2})), "steps.0.delay"),
         (workflow(("a", {}), id="<w"), "id"),
+        (workflow(*[("a", {})] * (LIMITS.steps + 1)), "steps"),
+        (workflow(*[("a", {"payload": "x" * 250_000})] * 17), "steps"),
+        (workflow(("a", {"unique": {"key": "w"}})), "steps[0].unique"),
     ],
-    ids=["empty", "cycle", "unknown", "twice", "priority", "dot", "times", "id"],
+    ids=[
+        *("empty", "cycle", "unknown", "twice", "priority", "dot", "times", "id", "many", "large"),
+        "unique",
+    ],
 )
 async def test_bad_input(body: dict[str, Any], field: str) -> None:
     """U15: a workflow that is wrong is refused with the field, before anything is stored."""
@@ -200,6 +207,37 @@ async def test_adding_steps() -> None:
             ("s0", []),
             ("s0:x", ["s0"]),
         ]
+
+
+async def test_lists(tmp_path: Path) -> None:
+    """Security 2, U15, U18: a list has the workflows that the token may read, by pages, newest first."""
+    async with guarded(tmp_path) as (_, client):
+        for name, key in (("w1", "a"), ("w2", "b"), ("w3", "a")):
+            await client.post(URL, json=workflow((key, {}), id=name), headers=bearer(ADMIN))
+            await state(client, f"{URL}/{name}", "running", headers=bearer(ADMIN))
+        for token, names in (
+            (ADMIN, ["w3", "w2", "w1"]),
+            (BOTH, ["w3", "w2", "w1"]),
+            (A, ["w3", "w1"]),
+            (B, ["w2"]),
+        ):
+            found = (await client.get(URL, headers=bearer(token))).json()
+            assert [each["id"] for each in found["workflows"]] == names
+            assert "next" not in found
+        first = await client.get(URL, params={"limit": 2}, headers=bearer(ADMIN))
+        assert [each["id"] for each in first.json()["workflows"]] == ["w3", "w2"]
+        assert 'rel="next"' in first.headers["link"]
+        query = {"limit": 2, "after": first.json()["next"]}
+        (last,) = (await client.get(URL, params=query, headers=bearer(ADMIN))).json()["workflows"]
+        assert (last["id"], last["state"], last["steps"]) == ("w1", "running", 1)
+        assert last["counts"] == {"waiting": 1}
+        for wrong, field in (
+            ({"after": "x"}, "after"),
+            ({"after": "5.!"}, "after"),
+            ({"limit": "51"}, "limit"),
+        ):
+            answer = await client.get(URL, params=wrong, headers=bearer(ADMIN))
+            problem(answer, 422, "invalid_input", field)
 
 
 async def test_rights_to_read_and_to_cancel(tmp_path: Path) -> None:

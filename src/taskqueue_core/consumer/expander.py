@@ -153,7 +153,7 @@ class Expander:
             return Rejected(error.code, str(error))
         except CapabilityMissing as error:
             return Rejected(error.code, str(error))
-        return Success(graph_of(stored))
+        return Success(graph_of(stored, steps))
 
     async def _steps(self, task_id: str, stored: Stored) -> tuple[WorkflowStep, ...]:
         steps = await stored_steps(self._control, task_id, stored)

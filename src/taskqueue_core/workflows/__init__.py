@@ -2,7 +2,13 @@
 
 from taskqueue_core.workflows.expansion import STEP_HEADER, WORKFLOW_HEADER, levels, tasks_of
 from taskqueue_core.workflows.inputs import count_references, input_reference, with_inputs
-from taskqueue_core.workflows.status import StepStatus, WorkflowState, WorkflowStatus
+from taskqueue_core.workflows.status import (
+    StepStatus,
+    WorkflowPage,
+    WorkflowState,
+    WorkflowStatus,
+    WorkflowSummary,
+)
 from taskqueue_core.workflows.steps import (
     InvalidWorkflow,
     UnknownWorkflow,
@@ -25,6 +31,7 @@ from taskqueue_core.workflows.stored import (
     cancel_task,
     graph_of,
     is_part,
+    is_workflow,
     manifest_tasks,
     part_ids,
     read_stored,
@@ -39,9 +46,11 @@ __all__ = [
     "StepStatus",
     "Stored",
     "UnknownWorkflow",
+    "WorkflowPage",
     "WorkflowState",
     "WorkflowStatus",
     "WorkflowStep",
+    "WorkflowSummary",
     "added_name",
     "added_steps",
     "addition_id",
@@ -55,6 +64,7 @@ __all__ = [
     "graph_of",
     "input_reference",
     "is_part",
+    "is_workflow",
     "levels",
     "manifest_tasks",
     "part_ids",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 
@@ -12,7 +13,9 @@ from taskqueue_core.task_state import State
 from taskqueue_core.tasks import TaskStatus
 from taskqueue_core.workflows.steps import WorkflowStep, step_id
 
-__all__ = ["StepStatus", "WorkflowState", "WorkflowStatus"]
+__all__ = ["StepStatus", "WorkflowPage", "WorkflowState", "WorkflowStatus", "WorkflowSummary"]
+_HELD_SHOWN = 20
+"""maximum number of dead letters in a `WorkflowSummary`"""
 
 
 class WorkflowState(StrEnum):
@@ -105,6 +108,56 @@ class WorkflowStatus(msgspec.Struct, frozen=True, kw_only=True):
             steps=found,
             problem=problems[0] if problems else None,
         )
+
+
+class WorkflowSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A workflow as a list shows it.
+
+    >>> page = await queue.workflows.list()
+    >>> [each.id for each in page.workflows if each.state is WorkflowState.HELD]
+    []
+    """
+
+    id: str
+    state: WorkflowState
+    steps: int = 0
+    """number of the steps; 0 if they are not all published"""
+    counts: dict[State, int] = {}
+    """number of the steps in each state; those whose record was deleted after their end are in none"""
+    updated_at: float | None = None
+    """time of the last change of a step; ``None`` if it is not known"""
+    held_by: tuple[TaskRef, ...] = ()
+    """the first dead letters that hold steps"""
+    problem: str | None = None
+    """as `WorkflowStatus.problem`"""
+
+    @staticmethod
+    def of(found: WorkflowStatus) -> WorkflowSummary:
+        """Return the summary of a status."""
+        statuses = [step.status for step in found.steps if step.status is not None]
+        dead = dict.fromkeys(ref for status in statuses for ref in status.held_by)
+        return WorkflowSummary(
+            id=found.id,
+            state=found.state,
+            steps=len(found.steps),
+            counts=dict(Counter(status.state for status in statuses)),
+            updated_at=max((status.updated_at for status in statuses), default=None),
+            held_by=tuple(dead)[:_HELD_SHOWN],
+            problem=found.problem,
+        )
+
+
+class WorkflowPage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One page of workflows.
+
+    >>> page = await queue.workflows.list(limit=20)
+    >>> page.workflows, page.next
+    ((), None)
+    """
+
+    workflows: tuple[WorkflowSummary, ...]
+    next: str | None = None
+    """where the next page begins, to pass as ``after``; ``None`` after the last page"""
 
 
 def _state(

@@ -32,6 +32,7 @@ __all__ = [
     "cancel_task",
     "graph_of",
     "is_part",
+    "is_workflow",
     "manifest_tasks",
     "part_ids",
     "read_stored",
@@ -44,6 +45,7 @@ _PART = 3 * 64_000
 """number of bytes of the text in a part; in base64 and with quotation marks, they fit into a payload"""
 _DIGITS = 40
 """number of hexadecimal digits in the id of an addition, which the whole id of the step would make too long"""
+_NOTHING = msgspec.Raw(b"null")
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -105,8 +107,7 @@ def _digest_of(steps: Sequence[WorkflowStep]) -> bytes | None:
     if all(step.content_digest is None for step in steps):
         return None
     plain = [
-        step if step.content_digest is None else replace(step, payload=msgspec.Raw(b"null"))
-        for step in steps
+        step if step.content_digest is None else replace(step, payload=_NOTHING) for step in steps
     ]
     return sha256(_encoder.encode(plain))
 
@@ -132,6 +133,11 @@ def cancel_task(workflow: str) -> Task:
     after = After(tasks=(TaskRef(WORKFLOWS, workflow),), when="ended")
     text = _encoder.encode(Stored(workflow=workflow, cancel=True))
     return Task(key=WORKFLOWS, id=cancel_id(workflow), payload=text, after=after)
+
+
+def is_workflow(task_id: str) -> bool:
+    """Return whether a task of the internal queue is that of a workflow: not a part, an addition or a cancel."""
+    return not task_id.startswith("<")
 
 
 def is_part(payload: bytes) -> bool:
@@ -160,10 +166,15 @@ def steps_in(parts: Sequence[bytes]) -> tuple[WorkflowStep, ...]:
     return read_stored(text).steps
 
 
-def graph_of(stored: Stored) -> bytes:
-    """Return the result of the task of a workflow: the same without the payloads, which are not needed any more."""
-    steps = tuple(
-        replace(step, payload=msgspec.Raw(b"null"), headers={}, inputs=(), content_digest=None)
-        for step in stored.steps
+def graph_of(stored: Stored, steps: Sequence[WorkflowStep]) -> bytes:
+    """Return the result of a task that holds steps: these without what only their publish needs.
+
+    It has no parts, so that what asks for the state of a workflow again and again reads no payloads; but steps with
+    very many parents may be too large for a result, and stay in the parts.
+    """
+    short = tuple(
+        replace(step, payload=_NOTHING, headers={}, tags=(), inputs=(), content_digest=None)
+        for step in steps
     )
-    return _encoder.encode(replace(stored, steps=steps))
+    text = _encoder.encode(replace(stored, steps=short, parts=0))
+    return text if len(text) <= LIMITS.result else _encoder.encode(stored)

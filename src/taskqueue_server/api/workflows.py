@@ -1,4 +1,4 @@
-"""Workflows: publish, add steps, look up, cancel."""
+"""Workflows: publish, add steps, list, look up, cancel."""
 
 from __future__ import annotations
 
@@ -7,9 +7,18 @@ from functools import partial
 
 from starlette.responses import Response
 
+from taskqueue_core.authoring.listings import CURSOR_CHARACTERS
 from taskqueue_core.queue_workflows import QueueWorkflows
 from taskqueue_core.tasks import Confirmation
-from taskqueue_core.workflows import InvalidWorkflow, WorkflowStatus, WorkflowStep, workflow_of
+from taskqueue_core.workflow_list import LISTED
+from taskqueue_core.workflows import (
+    InvalidWorkflow,
+    WorkflowPage,
+    WorkflowStatus,
+    WorkflowStep,
+    WorkflowSummary,
+    workflow_of,
+)
 from taskqueue_server.api.rights import LOOKING_UP, READING
 from taskqueue_server.api.workflow_models import (
     StepIn,
@@ -19,7 +28,10 @@ from taskqueue_server.api.workflow_models import (
     WorkflowIn,
 )
 from taskqueue_server.problems import ProblemError
-from taskqueue_server.routing.operations import Operation, RequestContext, Scope, answer
+from taskqueue_server.routing.operations import Operation, Query, RequestContext, Scope, answer
+from taskqueue_server.routing.parameters import link
+
+_PAGE = 20
 
 
 def _workflows(call: RequestContext) -> QueueWorkflows:
@@ -78,16 +90,45 @@ def _demand(call: RequestContext, steps: list[WorkflowStep]) -> None:
         call.demand(key, READING, "the key of a task in after")
 
 
+async def workflows(call: RequestContext) -> Response:
+    """List workflows: first those whose steps are not all published, then the others, newest first.
+
+    The response has those that the token may read: with a right for the queue of each step, or for all queues while the
+    steps are not all published. Repeat the request with ``next`` as ``after`` until the response has no ``next``; a
+    page may be short or empty although more pages follow. ``counts`` has the number of steps in each state. A workflow
+    is remembered for a week.
+    """
+    after, limit = call.request.query_params.get("after"), call.number("limit", _PAGE, LISTED)
+    found, following = await visible(call, after, limit)
+    page = WorkflowPage(workflows=tuple(map(WorkflowSummary.of, found)), next=following)
+    return answer(page, headers=link(call, following))
+
+
+async def visible(
+    call: RequestContext, after: str | None, limit: int
+) -> tuple[list[WorkflowStatus], str | None]:
+    """Return the workflows of a page that the client may see, and where the next page begins."""
+    found, following = await _workflows(call).page(after, limit)
+    seen = [
+        status
+        for status in found
+        if all(call.is_allowed(step.key) for step in status.steps) and not _is_unclear(call, status)
+    ]
+    return seen, following
+
+
 async def known(call: RequestContext) -> WorkflowStatus:
     """Return the workflow in the path. Raises `ProblemError` if it is not known, or the client lacks the right.
 
-    Without steps, which say what the right is, the client needs the right for all queues.
+    Until the steps say what the right is, a client without the right for all queues gets only the state.
     """
     found = await _workflows(call).get(call.name("id"))
     if found is None:
         raise ProblemError(404, "unknown_workflow", "there is no workflow with this id")
     for key in {step.key for step in found.steps}:
         call.demand(key, name="the key of a step")
+    if _is_unclear(call, found):
+        return WorkflowStatus(id=found.id, state=found.state)
     return found
 
 
@@ -98,10 +139,7 @@ async def workflow(call: RequestContext) -> Response:
     from continuing, or ``ended``. The status of a step is null if it is not published, or its record was deleted. The
     token needs the right for the queue of each step.
     """
-    found = await known(call)
-    if not found.steps and not _may_do_all(call):
-        found = WorkflowStatus(id=found.id, state=found.state)
-    return answer(found)
+    return answer(await known(call))
 
 
 async def cancel(call: RequestContext) -> Response:
@@ -110,18 +148,25 @@ async def cancel(call: RequestContext) -> Response:
     The order is carried out soon after the response. ``cancelled`` is false if the workflow has ended. While its steps
     are not all published, a token needs the right for all queues; repeat the request later.
     """
-    found = await known(call)
-    if not found.steps and not _may_do_all(call):
+    return answer(WorkflowCancelled(await cancelled(call, await known(call))))
+
+
+async def cancelled(call: RequestContext, found: WorkflowStatus) -> bool:
+    """Cancel the workflow that `known` has returned. Return False if it has ended. Raises `ProblemError`."""
+    if _is_unclear(call, found):
         raise ProblemError(
             409, "not_published", "the steps are not all published yet: repeat the request later"
         )
     if call.operates:
         call.note("cancel workflow", details=f"workflow={found.id}")
-    return answer(WorkflowCancelled(await _workflows(call).cancel(found.id)))
+    return await _workflows(call).cancel(found.id)
 
 
-def _may_do_all(call: RequestContext) -> bool:
-    return call.identity is None or any(map(call.identity.is_allowed, call.verbs))
+def _is_unclear(call: RequestContext, found: WorkflowStatus) -> bool:
+    """Return whether it is not known yet which rights the client needs, and it does not have them for all queues."""
+    if found.steps or call.identity is None:
+        return False
+    return not any(map(call.identity.is_allowed, call.verbs))
 
 
 _ID = "/v1/workflows/{id}"
@@ -165,6 +210,27 @@ OPERATIONS = (
         body=StepsIn,
         problems=(404, 409, 429),
         example=_ADDED_EXAMPLE,
+    ),
+    _operation(
+        "GET",
+        "/v1/workflows",
+        workflows,
+        {200: WorkflowPage},
+        id="workflows_list",
+        verb=LOOKING_UP,
+        query=(
+            Query(
+                "limit",
+                {"type": "integer", "minimum": 1, "maximum": LISTED, "default": _PAGE},
+                "maximum number of workflows on a page",
+            ),
+            Query(
+                "after",
+                {"type": "string", "pattern": rf"^[0-9]\.[A-Za-z0-9_-]{{0,{CURSOR_CHARACTERS}}}$"},
+                "the `next` of the previous page",
+            ),
+        ),
+        response_headers=("Link",),
     ),
     _operation(
         "GET",

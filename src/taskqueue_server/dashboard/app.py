@@ -57,6 +57,7 @@ OPERATIONS = (
     _operation("GET", "/schedules", schedules.schedules),
     _operation("GET", "/schedules/{name}", schedules.schedule),
     _operation("POST", "/schedules/{name}", schedules.act),
+    _operation("GET", "/workflows", workflows.workflows),
     _operation("GET", "/workflows/{id}", workflows.workflow),
     _operation("POST", "/workflows/{id}", workflows.act),
     _operation("GET", "/audit", audit.audit),

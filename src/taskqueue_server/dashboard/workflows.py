@@ -1,4 +1,4 @@
-"""The page of one workflow: a drawing of its steps by state, and a table of them."""
+"""The pages of workflows: the list, and one workflow with a drawing of its steps by state, and a table of them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ from collections import Counter
 import msgspec
 from starlette.responses import Response
 
+from taskqueue_core.backend import Capability
+from taskqueue_core.capabilities import has
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.task_state import State
-from taskqueue_core.workflows import StepStatus, WorkflowStatus, levels
-from taskqueue_server.api.workflows import known
+from taskqueue_core.workflows import StepStatus, WorkflowStatus, WorkflowSummary, levels
+from taskqueue_server.api.workflows import cancelled, known, visible
 from taskqueue_server.dashboard.pages import path, render, see_other
 from taskqueue_server.dashboard.settings_form import read_form
 from taskqueue_server.routing.operations import RequestContext
 
+_PAGE = 20
+_NEEDED = (Capability.LISTING, Capability.AFTER, Capability.CONTROL, Capability.DEAD_LETTERS)
+"""capabilities without which there is no list"""
 _DRAWN = 200
 """maximum number of steps that are drawn"""
 _WIDTH, _HEIGHT = 190, 44
@@ -60,6 +65,21 @@ class Drawing(msgspec.Struct, frozen=True):
     edges: list[Edge]
 
 
+async def workflows(call: RequestContext) -> Response:
+    """Show a page of the workflows whose queues the client may see, the newest first."""
+    after = call.request.query_params.get("after")
+    able = all(has(call.context.backend, name) for name in _NEEDED)
+    found, following = await visible(call, after, _PAGE) if able else ([], None)
+    return await render(
+        call,
+        "workflows.html",
+        rows=[WorkflowSummary.of(status) for status in found],
+        following=following,
+        paged=after is not None,
+        able=able,
+    )
+
+
 async def workflow(call: RequestContext) -> Response:
     """Show a workflow."""
     return await _page(call, await known(call))
@@ -72,9 +92,8 @@ async def act(call: RequestContext) -> Response:
         raise InvalidInput("action", "an unknown value", "cancel")
     if form.text("confirm") != "cancel":
         return await _page(call, found, 422, error="Tick the box to confirm.")
-    cancelled = await call.context.queue.workflows.cancel(found.id)
-    call.note("cancel workflow", details=f"workflow={found.id}")
-    return see_other(path("workflows", found.id), "workflow-cancelled" if cancelled else "not-live")
+    done = await cancelled(call, found)
+    return see_other(path("workflows", found.id), "workflow-cancelled" if done else "not-live")
 
 
 async def _page(
