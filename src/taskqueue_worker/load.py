@@ -24,7 +24,7 @@ def load_worker(target: str) -> BaseWorker:
     the name is invalid, the import fails, there is no such worker, or there are several and ``attr`` is not given.
 
     >>> load_worker("shop.tasks:tasks").keys
-    ('shop.resize', 'shop.charge', 'shop.remind', 'shop.refund', 'shop.describe')
+    ('shop.resize', 'shop.charge', 'shop.remind', 'shop.refund', 'shop.measure', 'shop.describe')
     """
     module_name, _, attribute = target.partition(":")
     if not _TARGET.fullmatch(target):

@@ -37,7 +37,7 @@ class LocalWorker(BaseWorker):
 
     >>> worker = LocalWorker(tasks, backend=backend, concurrency=10)
     >>> worker.keys
-    ('shop.resize', 'shop.charge', 'shop.remind', 'shop.refund', 'shop.describe')
+    ('shop.resize', 'shop.charge', 'shop.remind', 'shop.refund', 'shop.measure', 'shop.describe')
     """
 
     def __init__(

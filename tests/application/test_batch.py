@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from taskqueue_core import Batch, InvalidInput, Queue, QueueFull, State
+from taskqueue_core import (
+    Batch,
+    Context,
+    Handle,
+    InvalidInput,
+    Queue,
+    QueueFull,
+    Reject,
+    ResultGone,
+    State,
+    Tasks,
+)
 from taskqueue_core.capabilities import dead_letters_of
+from taskqueue_memory import MemoryBackend
+from taskqueue_worker import LocalWorker
 from tests.application.flows import SECONDS, Flows, until
 from tests.application.running import OpenWorld, working
 
@@ -68,6 +83,73 @@ async def test_a_member_that_is_discarded(flows: Flows, world: OpenWorld) -> Non
 
 async def _has(flows: Flows, text: str) -> bool:
     return text in flows.ran
+
+
+def _measuring(**options: Any) -> Tasks:
+    """Return a registry whose task ``size`` is found by its batch, and one that adds the results of members up."""
+    tasks = Tasks()
+
+    @tasks.task(index=("batch",), keep_ended=600, tags=("own",), **options)
+    async def size(text: str) -> int:
+        if not text:
+            raise Reject("empty")
+        return len(text)
+
+    @tasks.task
+    async def total(context: Context) -> int:
+        return sum([number async for _, number in context.results(size)])
+
+    return tasks
+
+
+async def test_results_of_members() -> None:
+    """U16, U18: a callback reads the results of the members that are done, by pages, and not those of another batch."""
+    tasks, backend = _measuring(), MemoryBackend()
+    size, total = tasks.functions["size"], tasks.functions["total"]
+
+    async def are_dead() -> bool:
+        return (await backend.control.ledger("size")).dead == 51
+
+    async with tasks.connect(Queue(backend)), working(LocalWorker(tasks, backend=backend)):
+        await tasks.apply()
+        batches = [Batch(ended=total.call(), id=name) for name in "ab"]
+        for batch, number in zip(batches, (250, 3), strict=True):
+            handles = await batch.add(*(size.call("x" * (n % 5)) for n in range(number)))
+            await batch.close()
+            details = await handles[1].details()
+            assert details is not None
+            assert details.task.tags == ("own", f"batch:{batch.ref.task_id}")
+        await until(are_dead)
+        await backend.dead_letters.discard("size")
+        assert await total.handle("a.ended").result(SECONDS) == 50 * (1 + 2 + 3 + 4)
+        assert await total.handle("b.ended").result(SECONDS) == 3
+        assert [number async for _, number in batches[1].results(size)] == [1, 2]
+
+
+async def test_results_that_cannot_be_read() -> None:
+    """U16: results that are kept no longer, tasks that are not found by their batch, and a task that is no callback."""
+    tasks, backend = _measuring(result_ttl=0), MemoryBackend()
+    size, total = tasks.functions["size"], tasks.functions["total"]
+    batch = Batch(then=total.call())
+    async with tasks.connect(Queue(backend)), working(LocalWorker(tasks, backend=backend)):
+        await tasks.apply()
+        await batch.add(size.call("x"))
+        await batch.close()
+        assert await batch.wait(SECONDS) is State.DONE
+        with pytest.raises(ResultGone):
+            await anext(batch.results(size))
+        with pytest.raises(InvalidInput, match=r"of: got the task 'total', .*index=\('batch',\)"):
+            await anext(batch.results(total))
+        alone = await total.using(id=f"{batch.ref.task_id}.ended").publish()
+        await until(lambda: _error_of(alone))
+        assert "context.results: got a task that is no callback" in str(await _error_of(alone))
+        with pytest.raises(InvalidInput, match="id: got 95 characters"):
+            await Batch(then=total.call(), id="x" * 95).add(size.call("x"))
+
+
+async def _error_of(handle: Handle[Any]) -> str | None:
+    status = await handle.status()
+    return None if status is None else status.error
 
 
 def test_bad_input(flows: Flows) -> None:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
-from taskqueue_core import Queue, State, Tasks, chain
+from taskqueue_core import Batch, Queue, State, Tasks, chain
 from taskqueue_core.after import When
 from taskqueue_core.workflows import WorkflowState
 from tests.application.running import OpenWorld, working
@@ -17,7 +17,7 @@ from tests.docs.programs import blocks
 from tests.modules import own_package
 
 PAGE = (Path(__file__).parents[2] / "docs" / "workflows.md").read_text()
-MODULE, PROGRAM, SPLIT, BATCH = blocks(PAGE, "python")
+MODULE, PROGRAM, SPLIT, BATCH, MEMBERS = blocks(PAGE, "python")
 
 
 async def test_the_code(
@@ -43,7 +43,8 @@ async def _run_page(world: OpenWorld, monkeypatch: pytest.MonkeyPatch, tasks: Ta
     names: dict[str, Any] = {}
     program = PROGRAM.replace("asyncio.run(main())", "").replace('connect("server")', "connect()")
     exec(compile(program, "page", "exec"), names)  # noqa: S102 - an example of this project
-    exec(compile(SPLIT, "page", "exec"), names)  # noqa: S102 - an example of this project
+    for text in (SPLIT, MEMBERS):
+        exec(compile(text, "page", "exec"), names)  # noqa: S102 - an example of this project
     async with world() as opened, working(opened.worker(tasks)):
         connect = tasks.connect
         monkeypatch.setattr(tasks, "connect", lambda: connect(Queue(opened.backend)))
@@ -61,6 +62,14 @@ async def _run_page(world: OpenWorld, monkeypatch: pytest.MonkeyPatch, tasks: Ta
             assert all(f"`{name}`" in PAGE for name in whole)
             last = tasks.functions["shop.notify"].handle("cat-18.split:last")
             assert await last.result(60) == "resized ['1-cat.png', '2-cat.png']"
+
+            await tasks.apply()
+            batch = Batch(then=names["total"].call(), id="cat-19")
+            members = await batch.add(*(names["measure"].call(image) for image in ("a", "bb")))
+            await batch.close()
+            assert await tasks.functions["shop.total"].handle("cat-19.then").result(60) == 3
+            found = [pair async for pair in batch.results(names["measure"])]
+            assert found == [(members[0].id, 1), (members[1].id, 2)]
 
 
 def test_lists() -> None:

@@ -80,6 +80,11 @@ async def refund(order: int, db: Session = Depends(session)) -> None:
     raise Reject("no_receipt", f"order {order}")
 
 
+@tasks.task(index=("batch",), keep_ended=3600)
+def measure(image: str) -> int:
+    return len(image)
+
+
 @tasks.task
 def describe(size: dict[str, int]) -> str:
     return f"{size} pixels"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
 from taskqueue_core.after import After, TaskRef, When
-from taskqueue_core.application.call import Call
+from taskqueue_core.application.call import Call, DeclaredTask
 from taskqueue_core.application.handles import Handle, handled_id
+from taskqueue_core.application.members import member_results, tag_of
 from taskqueue_core.application.publishing import checked_calls, publish_together
 from taskqueue_core.capabilities import dependencies_of
 from taskqueue_core.errors import InvalidInput
@@ -18,6 +19,7 @@ from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.queue import Queue, stored
 from taskqueue_core.tasks import Confirmation, State, Task, new_id
 
+R = TypeVar("R")
 _LONGEST = 190
 """maximum number of characters of the id of a batch; those of its callbacks are this one and a word"""
 
@@ -85,7 +87,9 @@ class Batch:
         await self._store(queue)
 
         async def encode(call: Call[Any]) -> Task:
-            return replace(await call.task(queue), batch=self.ref)
+            task, tag = await call.task(queue), tag_of(call.function, self.ref.task_id)
+            tags = task.tags if tag is None else tuple(dict.fromkeys((*task.tags, tag)))
+            return replace(task, batch=self.ref, tags=tags)
 
         async def send(tasks: Sequence[tuple[int, Task]]) -> Sequence[Confirmation]:
             return await queue.publish_many([task for _, task in tasks])
@@ -140,3 +144,19 @@ class Batch:
             ends = self._first.connection().ends
             status = await ends.wait(self.ref.key, self.ref.task_id)
         return None if status is None else status.state
+
+    def results(self, of: DeclaredTask[R]) -> AsyncIterator[tuple[str, R]]:
+        """Yield the ids and the results of the members that are calls of ``of`` and done, in the order of publishes.
+
+        The task is declared with ``index=("batch",)`` and ``keep_ended``, and its declaration was applied before the
+        members were added; docs/workflows.md says more. The results are read page by page. Raises `InvalidInput`,
+        `ResultGone` for a result that is kept no longer, and `CapabilityMissing` without ``listing``.
+
+        >>> batch = Batch(ended=resize.call("all.png"))
+        >>> handles = await batch.add(measure.call("cat.png"), measure.call("cats.png"))
+        >>> await batch.close()
+        >>> _ = await batch.wait(timeout=30)
+        >>> [size async for _, size in batch.results(measure)]
+        [7, 8]
+        """
+        return member_results(of, self.ref.task_id)

@@ -56,6 +56,10 @@ class DeclaredTask(Protocol[R_co]):
         """The tags with which the task is published."""
 
     @property
+    def policies(self) -> Mapping[str, Any]:
+        """The settings of its queue that the task declares."""
+
+    @property
     def encoding(self) -> Encoding | None:
         """What encodes its payloads, results and errors, if its registry has a codec."""
 

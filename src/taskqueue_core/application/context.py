@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, Generic, Protocol
@@ -11,7 +11,9 @@ from typing import Any, Generic, Protocol
 from typing_extensions import TypeVar
 
 from taskqueue_core.after import TaskRef
+from taskqueue_core.application.call import DeclaredTask
 from taskqueue_core.application.encoding import Encoding
+from taskqueue_core.application.members import batch_before, member_results
 from taskqueue_core.application.running_workflow import RunningWorkflow
 from taskqueue_core.capabilities import NewEvent
 from taskqueue_core.errors import InvalidInput
@@ -21,6 +23,7 @@ from taskqueue_core.protocol.frames import WireDelivery
 from taskqueue_core.tasks import Delivery
 
 S_co = TypeVar("S_co", covariant=True, default=object)
+R = TypeVar("R")
 
 
 class EventSink(Protocol):
@@ -124,6 +127,18 @@ class Context(Generic[S_co]):
             if self._ended:
                 self._workflow.end()
         return self._workflow
+
+    def results(self, of: DeclaredTask[R]) -> AsyncIterator[tuple[str, R]]:
+        """In a callback of a `Batch`, yield the ids and the results of its members, as `Batch.results` does.
+
+        Raises `InvalidInput` in other tasks.
+
+        >>> @tasks.task
+        ... async def report(context: Context) -> int:
+        ...     return max([size async for _, size in context.results(measure)])
+        """
+        task = self._delivery.task
+        return member_results(of, batch_before(task.id, task.after))
 
     @property
     def shard(self) -> int | None:

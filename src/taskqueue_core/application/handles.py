@@ -9,23 +9,20 @@ from datetime import datetime, timedelta
 from typing import Any, Generic, NoReturn, TypeVar
 
 from msgspec.structs import replace
-from pydantic import ValidationError
 
 from taskqueue_core.after import TaskRef
 from taskqueue_core.application.encoding import Encoding, readable_error
 from taskqueue_core.application.errors import (
-    InvalidResult,
-    ResultGone,
     TaskCancelled,
     TaskDead,
     TaskDiscarded,
     TaskExpired,
     TaskFailed,
-    Undecodable,
     UnknownTask,
 )
 from taskqueue_core.application.event_reader import Event, blocking, events_of
 from taskqueue_core.application.handler_scope import HANDLER_SCOPE
+from taskqueue_core.application.stored_result import result_of
 from taskqueue_core.capabilities import TaskDetail, control_of, listing_of
 from taskqueue_core.errors import InvalidInput, TaskQueueError
 from taskqueue_core.limits import kind_of
@@ -172,7 +169,7 @@ class Handle(Generic[R_co]):
         if status.state is not State.DONE:
             self._raise(self._readable(status))
         (text,) = await control_of(self._queue.backend).results(self.key, self.id)
-        return self._decode(text)
+        return result_of(self.key, self.id, self._read, text)
 
     def events(
         self, *, after: str | None = None, channels: Sequence[str] = (), strict: bool = False
@@ -218,21 +215,6 @@ class Handle(Generic[R_co]):
                 return await self._queue.ends.wait(
                     self.key, self.id, wait_for_redrive=wait_for_redrive
                 )
-
-    def _decode(self, text: bytes | None) -> R_co:
-        try:
-            return self._read(b"null" if text is None else text)
-        except Undecodable as error:
-            raise Undecodable(f"the result of task {self.id} of {self.key}: {error}") from None
-        except ValidationError as error:
-            if text is None:
-                raise ResultGone(
-                    f"task {self.id} of {self.key} is done, but its result is no longer stored, or it returned nothing"
-                ) from None
-            kinds = "; ".join(fault["type"] for fault in error.errors(include_input=False)[:10])
-            raise InvalidResult(
-                f"the result of task {self.id} of {self.key} does not match the return annotation: {kinds}"
-            ) from None
 
     def _readable(self, status: TaskStatus) -> TaskStatus:
         """Return a status with decoded texts of errors."""
