@@ -168,21 +168,29 @@ def test_a_unique_key(store: Shared, cli: Cli) -> None:
     assert "replaced" in replaced.out
     assert "held by a" in replaced.out
     assert cli("publish", "k", "--on-conflict", "replace").code == 2
+    wrong = cli("publish", "k", "--unique-key", "two words")
+    assert (wrong.code, "unique.key" in wrong.err) == (2, True)
     (task,) = take(store)
     assert (task.id, task.payload) == ("a", b"3")
 
 
 def test_unique_keys_in_a_file(store: Shared, cli: Cli, tmp_path: Path) -> None:
-    """U12: the lines of a file may have unique keys; a line that replaced a task counts as stored."""
-    lines = [
-        {"key": "k", "id": f"t{n}", "payload": n, "unique": {"key": "w", "on_conflict": "replace"}}
-        for n in range(3)
-    ]
+    """U12: the lines of a file may have unique keys; a line that replaced a task counts as stored.
+
+    One with a debounce and an ordering key is named.
+    """
+    unique = {"key": "w", "on_conflict": "replace"}
+    lines = [{"key": "k", "id": f"t{n}", "payload": n, "unique": unique} for n in range(3)]
     path = tmp_path / "tasks.ndjson"
     path.write_text("\n".join(map(json.dumps, lines)))
     done = cli("publish", "--batch", str(path), "--json")
     assert done.code == 0
     assert (done.json["accepted"], done.json["replaced"]) == (1, 2)
+    debounced = {**unique, "debounce": {"seconds": 5}}
+    path.write_text(json.dumps(lines[0] | {"ordering_key": "e", "unique": debounced}))
+    done = cli("publish", "--batch", str(path), "--json")
+    assert done.code == 1
+    assert done.json["faults"][0]["detail"].startswith("debounce: ")
     (task,) = take(store)
     assert (task.id, task.payload) == ("t0", b"2")
 

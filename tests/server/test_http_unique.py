@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 
 from taskqueue_memory import MemoryBackend
@@ -71,6 +72,9 @@ async def test_bad_input(
     body = {"key": "k", "id": "a", "unique": unique, **more}
     answer = await api.post("/v1/tasks", json=body)
     assert (answer.status_code, answer.json()["field"]) == (422, field)
+    kind = {"content-type": "application/x-ndjson"}
+    line = await api.post("/v1/tasks/batch", content=msgspec.json.encode(body), headers=kind)
+    assert (line.json()["status"], line.json()["field"]) == ("invalid", field)
     assert (await api.get("/v1/tasks/k/a")).status_code == 404
 
 
