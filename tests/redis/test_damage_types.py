@@ -22,7 +22,7 @@ from tests.redis.test_damage import settled
 _LAYOUT = PAGE.split("## For developers: how a task is stored\n", 1)[1].split("\nChannels:")[0]
 _NAMES = {
     "P": "{}", "S": "{}:slots", "Q": f"{{}}:q:(?:{KEY}|{SHARED})", "TOKEN": "[0-9a-f]+-[0-9a-f]+",
-    "TENANT": "[a-z]+", "ENTITY": "[a-z]+", "N": "[0-9]", "E": "[0-9]+", "ID": "[0-9a-f]+", "STATE": "[a-z]+",
+    "TENANT": "[a-z]+", "ENTITY": "[a-z]+", "N": "[0-9]", "E": "[0-9]+", "ID": "[0-9a-z-]+", "STATE": "[a-z]+",
 }  # fmt: skip
 _VARIABLE = re.compile(r"^[PQS](?=:|/|$)|TOKEN|TENANT|ENTITY|STATE|ID|N(?=:|$)|(?<=:)E(?=:|$)")
 
@@ -37,11 +37,7 @@ def _kinds() -> dict[str, str]:
     return kinds
 
 
-_OF_ONE_TASK = {"Q/E:ID"}
-"""keys that only calls for one task read: maintenance does not repair them, and they end with their task"""
-KINDS = {
-    name: kind for name, kind in _kinds().items() if kind != "any" and name not in _OF_ONE_TASK
-}
+KINDS = {name: kind for name, kind in _kinds().items() if kind != "any"}
 
 
 def _find(server: RedisServer, partition: str, kind: str) -> str:

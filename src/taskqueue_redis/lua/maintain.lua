@@ -1,4 +1,4 @@
---@ base room life queue states record counts streams flow tenants lanes cold kin damage journal places events ends after promote returns timing unique history / states removal checks types schedules
+--@ base room life queue states record counts streams flow tenants lanes cold kin damage journal places events ends after promote returns timing unique history / states removal types checks schedules
 -- One run of maintenance, with a limited amount of work. Several processes may run it at the same time.
 -- ARGV: microseconds after which a silent consumer's lease expires, usual interval between two runs, budget of each
 -- kind of work, milliseconds after which an unregistered member without deliveries is removed, calling process.

@@ -15,7 +15,8 @@ while at <= #ARGV and bytes < BYTES do
       put_down(q, id, r) -- the first write: if Redis has no memory left, it ends the script
       call('UNLINK', name) -- the stream of a task that had the id before
     end
-    local e = events.last(name) or {attempt = 0, number = 0, size = 0, run = 0, taken = 0}
+    local e = events.last(name)
+    if not e or e.kind == events.END then e = {attempt = 0, number = 0, size = 0, run = 0, taken = 0} end
     e.attempt = math.max(e.attempt, r.attempt)
     if e.run ~= run then
       e.run, e.taken = run, 0

@@ -17,7 +17,7 @@ local function stream_to_read(q, id)
     local own = ended and e.at == r.at -- otherwise the stream of a task that had the id before
     return 1, own and not events.is_gone(q, r.at) and name, e
   end
-  return 0, has(r, STREAMS) and not (r.state == DEAD and events.is_gone(q, r.at)) and name, e
+  return 0, has(r, STREAMS) and not ended and not (r.state == DEAD and events.is_gone(q, r.at)) and name, e
 end
 
 while at <= #ARGV and bytes < BYTES and budget > 0 do
@@ -35,8 +35,10 @@ while at <= #ARGV and bytes < BYTES and budget > 0 do
       local some = math.min(50, limit - read, budget)
       local entries = call('XRANGE', name, '(' .. after, '+', 'COUNT', some)
       for i = 1, #entries do
-        answer[#answer + 1] = entries[i]
-        bytes = bytes + #(entries[i][2][4] or '')
+        if events.read(entries[i]) then -- another program may have written entries before the last one
+          answer[#answer + 1] = entries[i]
+          bytes = bytes + #entries[i][2][4]
+        end
         after = entries[i][1]
       end
       read, budget, stop = read + #entries, budget - #entries, #entries < some

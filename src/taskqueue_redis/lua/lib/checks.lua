@@ -154,6 +154,7 @@ local function check_record(q, id, packed)
   if s then waiting().ask_again(q, id, s) elseif r and r.state == BLOCKED then begin_again(q, id, r) end
   if r and q.keyed then check_key(q, id, r) end
   if r and q.tagged then check_tags(q, id, r) end
+  if r and has(r, STREAMS) then check_types(streamed().of(q, ''), 'stream', {id}) end
   if not r or r.entity == '' or not is_live(r) then return end
   if r.place == HELD then
     -- Without a holder, the task is released by `check_keys`.

@@ -54,7 +54,7 @@ local function built(q, id, state, place, priority, seq, body, kind, more)
   local again = place == AGAIN or state == DEAD or place == PARKED and state == WAITING
   r.handed = again and r.attempt or math.max(r.attempt - 1, kind == 'again' and 1 or 0)
   if place == FRESH or place == AGAIN then r.fence = r.seq end
-  r.flags = call('EXISTS', q.name .. '/w:' .. id) * KEPT
+  r.flags = call('EXISTS', q.name .. '/w:' .. id) * KEPT + call('EXISTS', q.name .. '/E:' .. id) * STREAMS
   if children_of(q.key .. '/' .. id, nil, 1)[1] then r.flags = r.flags + CHILDREN end
   if named('batch') and about.batch ~= q.key .. '/' .. id then r.flags, r.batch = r.flags + MEMBER, about.batch end
   return r, type(about.deadline) == 'number' and floor(about.deadline * 1000000 + 0.5) or nil

@@ -2,7 +2,6 @@
 -- the events: the attempt, and the number. Each entry has the fields `m` and `v`, the value. `m`: the kind, the time, the
 -- size of all events so far, the delivery that appended last (the sequence number of its entry), and how many events of it
 -- there were so far, followed by the channel. The record of such a task has the flag STREAMS.
-local STREAMS = 8
 
 -- Returns the functions for streams. They are defined only when a task streams.
 local event_functions
@@ -14,12 +13,13 @@ local function streamed()
 
   function events.of(q, id) return q.name .. '/E:' .. id end
 
-  -- Returns the event in an entry; nothing if there is none, or it is damaged.
-  local function event_in(entry)
+  -- Returns the event in an entry; nothing if there is none, or another program has written it.
+  function events.read(entry)
     local attempt, number = string.match(entry and entry[1] or '', '^(%d+)%-(%d+)$')
-    local m = attempt and entry[2][1] == 'm' and entry[2][2]
-    if not m or #m < EVENT_SIZE or not entry[2][4] then return end
+    local m = attempt and #attempt <= 5 and #number <= 15 and #entry[2] == 4 and entry[2][1] == 'm' and entry[2][2]
+    if not m or #m < EVENT_SIZE then return end
     local kind, at, size, run, taken = unpack_struct(EVENT, m)
+    if kind < events.ATTEMPT or kind > events.END then return end
     return {attempt = tonumber(attempt), number = tonumber(number), kind = kind, at = at, size = size, run = run,
       taken = taken, own = #m - EVENT_SIZE + #entry[2][4]}
   end
@@ -27,7 +27,7 @@ local function streamed()
   -- Returns the last event of a stream; nothing if there is no stream, or another program has written to it.
   function events.last(name)
     local reply = redis.pcall('XREVRANGE', name, '+', '-', 'COUNT', 1)
-    return not reply.err and event_in(reply[1]) or nil
+    return not reply.err and events.read(reply[1]) or nil
   end
 
   -- Returns the limits of the streams of a queue: events, bytes, and milliseconds.
@@ -65,7 +65,7 @@ local function streamed()
     for _ = 1, 500 do
       if e.size <= most then return end -- the size of all events that there ever were
       local entry = call('XRANGE', name, '-', '+', 'COUNT', 1)[1]
-      local first = event_in(entry)
+      local first = events.read(entry)
       if not entry or first and (first.number == e.number or e.size - first.size + first.own <= most) then return end
       call('XDEL', name, entry[1])
     end

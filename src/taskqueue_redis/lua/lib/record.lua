@@ -4,9 +4,9 @@
 -- The record of a task that has ended keeps its tenant. In a queue with `keep_ended`, the time of its last delivery is in
 -- the place of the ordering key, and the name of its last worker in the place of the batch.
 
--- Flags: other tasks wait for this one; it has a key of its own, see `after.lua`; it is a member of a batch; 8 in
--- `events.lua`: it streams events.
-local CHILDREN, KEPT, MEMBER = 1, 2, 4
+-- Flags: other tasks wait for this one; it has a key of its own, see `after.lua`; it is a member of a batch; it streams
+-- events, see `events.lua`.
+local CHILDREN, KEPT, MEMBER, STREAMS = 1, 2, 4, 8
 local UNKNOWN_PARENT, ALIVE = 0, 1 -- what is reported to children in place of a state: there is no such task; it is live again
 
 -- Returns whether the parts of a record fit together.
