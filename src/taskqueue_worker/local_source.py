@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -25,6 +26,7 @@ from taskqueue_core.consumer.maintenance import run_maintenance
 from taskqueue_core.consumer.outage import OUTAGE_ERRORS, OutageRetry, close, release_as_lost
 from taskqueue_core.consumer.settlement_queue import SettlementQueue
 from taskqueue_core.limits import LIMITS
+from taskqueue_core.protocol.outgoing_events import MOST_EVENTS
 from taskqueue_core.retry import HandBack, Outcome
 from taskqueue_core.tasks import Delivery
 from taskqueue_worker.prefetch import Prefetcher, Receiver
@@ -57,6 +59,7 @@ class LocalTaskSource:
         self._subscription = subscription
         self._run = run
         self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
         self._outage = OutageRetry(self._log_outage)
         self._held: dict[str, Delivery] = {}
         self._revoked_early: set[str] = set()
@@ -134,6 +137,8 @@ class LocalTaskSource:
         """Append an event to the stream of the task, if the backend has the capability ``streams``."""
         self._streams = True
         self._streamed.put((receipt, event))
+        if len(self._streamed) > MOST_EVENTS and threading.get_ident() == self._thread:
+            self._streamed.flush()  # the handler does not let the event loop run
 
     def drained(self, receipt: str, callback: Callable[[], None]) -> None:
         self._streamed.put((receipt, callback))

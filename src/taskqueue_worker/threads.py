@@ -62,6 +62,9 @@ class ThreadsafeInbox(Generic[T]):
         self._items: deque[T] = deque()
         self._awaits_flush = False
 
+    def __len__(self) -> int:
+        return len(self._items)
+
     def put(self, item: T) -> None:
         """Add an item, or discard it if the loop is closed. Never blocks and never raises an exception."""
         self._items.append(item)

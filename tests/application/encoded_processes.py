@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 
-from taskqueue_core import CodecChain, Fernet, Tasks, Zlib
+from taskqueue_core import CodecChain, Context, Fernet, Tasks, Zlib
 
 KEY = "cw_0x689RpI-jtRR7oE8h_eQsKImvJapLeSbXpwF4e4="
 tasks = Tasks(prefix="encoded.", codec=CodecChain(Zlib(above=0), Fernet(keys={"test": KEY})))
 
 
 @tasks.task(run="process")
-def pay(card: str) -> tuple[str, bool]:
-    """Return the argument, and whether this is another process than that of the test."""
+def pay(context: Context, card: str) -> tuple[str, bool]:
+    """Stream and return the argument, and whether this is another process than that of the test."""
+    context.stream(card)
     return card, os.getpid() != int(os.environ["TEST_PROCESS"])
 
 

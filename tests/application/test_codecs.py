@@ -252,7 +252,10 @@ async def test_child_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     async with connect(backend) as queue, encoded_processes.tasks.connect(queue):
         await encoded_processes.tasks.apply()
         async with working(LocalWorker(encoded_processes.tasks, backend=backend)):
-            assert await (await encoded_processes.pay.publish(SECRET)).result(30) == (SECRET, True)
+            paid = await encoded_processes.pay.publish(SECRET)
+            assert await paid.result(30) == (SECRET, True)
+            streamed = [event async for event in paid.events(channels=["data"])]
+            assert [event.value for event in streamed] == [SECRET]
             with pytest.raises(TaskDead) as caught:
                 await (await encoded_processes.fail.publish(SECRET)).result(30)
         assert caught.value.error == f"LookupError: {SECRET} is unknown"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,7 +11,9 @@ import pytest
 
 from taskqueue_core import Context, Event, EventsGone, Tasks, UnknownTask, Zlib
 from taskqueue_core.application.handles import Handle
-from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.capabilities import NewEvent, QueueSettings
+from taskqueue_core.consumer.event_queue import EventQueue
+from taskqueue_core.consumer.outage import OutageRetry
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.protocol.frames import (
     AckFrame,
@@ -20,6 +23,7 @@ from taskqueue_core.protocol.frames import (
     SettledFrame,
     StoredFrame,
 )
+from taskqueue_core.protocol.outgoing_events import MOST_IN_ALL, OutgoingEvents
 from taskqueue_core.retry import RetryPolicy, Success
 from taskqueue_memory import MemoryBackend
 from taskqueue_worker import LocalWorker, Worker
@@ -27,7 +31,7 @@ from taskqueue_worker.testing import TestQueue
 from tests.application.running import working
 from tests.remote.test_real_server import serving as served
 from tests.worker.fake import work
-from tests.worker.local import serving
+from tests.worker.local import publish, serving
 from tests.worker.sessions import get, ready, sent, welcome
 
 tasks = Tasks(prefix="events.")
@@ -243,6 +247,52 @@ def test_events_for_an_older_server() -> None:
     done: list[int] = []
     session.drained("r1", lambda: done.append(1))
     assert done == [1]
+
+
+def test_events_of_all_deliveries() -> None:
+    """U19, fault A1: what waits for a server is limited for all deliveries together; each keeps its newest event."""
+    events, value = OutgoingEvents(), b'"' + b"x" * 60_000 + b'"'
+    for number in range(20 * MOST_IN_ALL // len(value)):
+        events.add(f"r{number % 400}", value, "data")
+    kept = streamed(list(events.frames()))
+    assert {receipt for receipt, _, _ in kept} == {f"r{number}" for number in range(400)}
+    size = sum(len(each) for _, _, values in kept for each in values)
+    assert size <= max(MOST_IN_ALL + len(value), 400 * len(value))
+    events.confirm({f"r{number}": 10**6 for number in range(400)})
+    assert events._size == 0
+
+
+async def test_events_that_wait_for_the_store() -> None:
+    """U19, law 12: a queue keeps a limited number of bytes, and drops what a stale delivery has streamed."""
+    backend, stale = MemoryBackend(), list[str]()
+
+    async def note(receipts: Sequence[str]) -> None:
+        stale.extend(receipts)
+
+    await publish(backend, *range(40))
+    async with backend.subscribe(["work"], "w") as subscription:
+        deliveries = (await subscription.receive(40, 5)).deliveries
+        queue = EventQueue(backend.streams, OutageRetry(_report), on_stale=note, pause=0)
+        # 1000 of these are too large for one call, with their channels
+        event = NewEvent(value=b'"' + b"x" * 1046 + b'"', channel="c" * 50)
+        for delivery in deliveries:
+            queue.put(delivery, *[event] * 1200)
+        assert queue._bytes <= MOST_IN_ALL + 40 * event.size
+        await subscription.redeliver(deliveries[0])
+        done = asyncio.Event()
+        queue.end(deliveries[0].receipt, done.set)
+        storing = asyncio.create_task(queue.run())
+        await queue.finish()
+        await done.wait()
+        storing.cancel()
+        assert (stale, queue._bytes, queue._count) == ([deliveries[0].receipt], 0, 0)
+        page = await backend.streams.events("work", deliveries[-1].task.id, limit=1000)
+        assert page is not None
+        assert page.events[-1].id == "1-1201"  # those that were left out are counted
+
+
+async def _report(ok: bool, reason: str) -> None:  # noqa: FBT001 - `OutageRetry` passes ``ok`` by position
+    raise AssertionError(ok, reason)
 
 
 def deliver_of(*deliveries: Any) -> Any:

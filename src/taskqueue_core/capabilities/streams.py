@@ -64,6 +64,11 @@ class NewEvent(msgspec.Struct, frozen=True, kw_only=True):
         check_json("value", self.value, "event")
         check_channel("channel", self.channel)
 
+    @property
+    def size(self) -> int:
+        """The number of bytes of the value and the channel."""
+        return len(self.value) + len(self.channel)
+
 
 class NewEvents(msgspec.Struct, frozen=True, kw_only=True):
     """Events of one delivery, in their order: at most `Limits.batch`, and `Limits.frame` bytes.
@@ -90,7 +95,7 @@ class NewEvents(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def size(self) -> int:
         """The number of bytes of the values and the channels."""
-        return sum(len(each.value) + len(each.channel) for each in self.events)
+        return sum(each.size for each in self.events)
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):

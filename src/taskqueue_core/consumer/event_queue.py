@@ -11,7 +11,7 @@ from functools import partial
 from taskqueue_core.capabilities import NewEvent, NewEvents, Streams
 from taskqueue_core.consumer.outage import OutageRetry
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.protocol.outgoing_events import MOST_BYTES, MOST_EVENTS
+from taskqueue_core.protocol.outgoing_events import MOST_BYTES, MOST_EVENTS, MOST_IN_ALL
 from taskqueue_core.tasks import Delivery
 
 PAUSE = 0.01
@@ -28,7 +28,8 @@ class EventBuffer:
         self.first = first
         """number of the oldest event"""
         self._events: deque[NewEvent] = deque()
-        self._size = 0
+        self.size = 0
+        """number of bytes of the events with their channels, as in `NewEvents`"""
 
     def __len__(self) -> int:
         return len(self._events)
@@ -41,21 +42,20 @@ class EventBuffer:
     def add(self, event: NewEvent) -> None:
         """Add the newest event."""
         self._events.append(event)
-        self._size += len(event.value)
+        self.size += event.size
 
-    def cut(self) -> None:
-        """Leave out the oldest events beyond `MOST_EVENTS` and `MOST_BYTES`."""
-        while len(self._events) > 1 and (
-            len(self._events) > MOST_EVENTS or self._size > MOST_BYTES
-        ):
+    def cut(self, excess: int) -> None:
+        """Leave out the oldest events beyond `MOST_EVENTS` and `MOST_BYTES`, and those of ``excess`` bytes."""
+        most = min(MOST_BYTES, self.size - excess)
+        while len(self._events) > 1 and (len(self._events) > MOST_EVENTS or self.size > most):
             self._pop()
 
     def take(self, size: int) -> tuple[NewEvent, ...]:
         """Remove and return the oldest events: at least one, and others up to ``size`` bytes, within `NewEvents`."""
         taken = [self._pop()]
-        size -= len(taken[0].value)
+        size -= taken[0].size
         while self._events and len(taken) < LIMITS.batch:
-            size -= len(self._events[0].value)
+            size -= self._events[0].size
             if size < 0:
                 break
             taken.append(self._pop())
@@ -63,7 +63,7 @@ class EventBuffer:
 
     def _pop(self) -> NewEvent:
         event = self._events.popleft()
-        self._size -= len(event.value)
+        self.size -= event.size
         self.first += 1
         return event
 
@@ -92,6 +92,7 @@ class EventQueue:
         self._pause = pause
         self._waiting: dict[str, tuple[Delivery, deque[EventBuffer]]] = {}
         self._count = 0
+        self._bytes = 0
         self._next: dict[str, int] = {}
         self._sending: set[str] = set()
         self._callbacks: dict[str, list[Callable[[], None]]] = {}
@@ -109,9 +110,10 @@ class EventQueue:
         number = self._next.get(delivery.receipt, 1)
         self._next[delivery.receipt] = number + len(events)
         buffer = self._add(delivery, events, number)
-        before = len(buffer)
-        buffer.cut()
+        before, size = len(buffer), buffer.size
+        buffer.cut(self._bytes - MOST_IN_ALL)
         self._count -= before - len(buffer)
+        self._bytes -= size - buffer.size
 
     def put_numbered(self, delivery: Delivery, events: Sequence[NewEvent], first: int) -> None:
         """Queue events that the worker has numbered, the first of them ``first``. The caller awaits `room`."""
@@ -124,12 +126,13 @@ class EventQueue:
         for event in events:
             buffers[-1].add(event)
         self._count += len(events)
+        self._bytes += sum(event.size for event in events)
         self._has_work.set()
         return buffers[-1]
 
     async def room(self) -> None:
         """Wait until few events wait for the store."""
-        while self._count > MOST_EVENTS:
+        while self._count > MOST_EVENTS or self._bytes > MOST_BYTES:
             self._stored.clear()
             await self._stored.wait()
 
@@ -159,9 +162,17 @@ class EventQueue:
         """Drop what waits of a delivery that has ended or belongs to another worker."""
         _, buffers = self._waiting.pop(receipt, (None, ()))
         self._count -= sum(map(len, buffers))
+        self._bytes -= sum(buffer.size for buffer in buffers)
         self._next.pop(receipt, None)
         if receipt not in self._sending:
             self._call_back(receipt)
+
+    def clear(self) -> None:
+        """Drop all events."""
+        sending, self._sending = self._sending, set()
+        for receipt in {*self._waiting, *sending}:
+            self.forget(receipt)
+        self._stored.set()
 
     async def run(self) -> None:
         """Append queued events until cancelled. Raises the exceptions of the store, except those of an outage."""
@@ -185,6 +196,7 @@ class EventQueue:
             first = buffers[0].first
             events = buffers[0].take(_ROUND_BYTES)
             self._count -= len(events)
+            self._bytes -= sum(event.size for event in events)
             if not buffers[0]:
                 buffers.popleft()
             if not buffers:

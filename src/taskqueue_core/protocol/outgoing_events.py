@@ -14,6 +14,8 @@ MOST_EVENTS = 1000
 """maximum number of unstored events of one delivery, beyond which the oldest are left out"""
 MOST_BYTES = 1024 * 1024
 """the same for the number of bytes; the newest event is always kept"""
+MOST_IN_ALL = 16 * 1024 * 1024
+"""the same for the number of bytes of all deliveries together, which lets each of them keep its newest event"""
 _FRAME_BYTES = 512 * 1024
 """bytes of values after which a frame takes no more events"""
 
@@ -45,6 +47,7 @@ class OutgoingEvents:
     def __init__(self) -> None:
         self._streams: dict[str, _Stream] = {}
         self._unsent: dict[str, None] = {}
+        self._size = 0
 
     def __bool__(self) -> bool:
         return bool(self._streams)
@@ -60,10 +63,11 @@ class OutgoingEvents:
         stream.events.append(WireEvent(value=msgspec.Raw(value), channel=channel))
         stream.sizes.append(len(value))
         stream.size += len(value)
+        self._size += len(value)
         while len(stream.events) > 1 and (
-            len(stream.events) > MOST_EVENTS or stream.size > MOST_BYTES
+            len(stream.events) > MOST_EVENTS or stream.size > MOST_BYTES or self._size > MOST_IN_ALL
         ):
-            stream.pop()
+            self._pop(stream)
         self._unsent[receipt] = None
 
     def after(self, receipt: str, callback: Callable[[], None]) -> None:
@@ -103,7 +107,7 @@ class OutgoingEvents:
             if stream is None:
                 continue
             while stream.events and stream.first <= number:
-                stream.pop()
+                self._pop(stream)
             if not stream.events:
                 stream.call_back()
 
@@ -119,8 +123,13 @@ class OutgoingEvents:
         for receipt in receipts:
             stream = self._streams.pop(receipt, None)
             if stream is not None:
+                self._size -= stream.size
                 self._unsent.pop(receipt, None)
                 stream.call_back()
+
+    def _pop(self, stream: _Stream) -> None:
+        self._size -= stream.sizes[0]
+        stream.pop()
 
     def clear(self) -> None:
         """Drop all events."""
