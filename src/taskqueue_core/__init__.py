@@ -24,12 +24,13 @@ from taskqueue_core.application.errors import (
     WouldBlock,
 )
 from taskqueue_core.application.event_reader import Event
-from taskqueue_core.application.handles import Handle, SyncHandle, as_completed, gather
+from taskqueue_core.application.handles import Handle, as_completed, gather
 from taskqueue_core.application.middleware import Middleware
 from taskqueue_core.application.policies import QueueLimits
 from taskqueue_core.application.registry import Tasks
 from taskqueue_core.application.rules import Reject, Retry, Snooze
 from taskqueue_core.application.running_workflow import RunningWorkflow
+from taskqueue_core.application.sync_handles import SyncHandle
 from taskqueue_core.application.task_function import TaskFunction
 from taskqueue_core.application.workflow import Workflow, chain, group
 from taskqueue_core.application.workflow_handle import SyncWorkflowHandle, WorkflowHandle

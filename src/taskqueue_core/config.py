@@ -99,6 +99,8 @@ class Settings(BaseSettings):
     """port on which the server listens; 0 chooses a free port"""
     tokens_file: Path | None = None
     """file with the clients' tokens; without this file or an authentication plugin, any local client may connect"""
+    server_ticket_key_file: Path | None = None
+    """file with at least 32 random bytes, with which servers sign tickets; by default each process has its own key"""
     tls_certificate: Path | None = None
     """file with the server's certificate chain (PEM); if it is set, the server accepts only https and wss"""
     tls_key: Path | None = None

@@ -30,6 +30,10 @@ class _Page(msgspec.Struct, frozen=True, kw_only=True):
     ended: bool = False
 
 
+class _Ticket(msgspec.Struct, frozen=True):
+    ticket: str
+
+
 class RemoteStreams:
     """The events of the server's backend."""
 
@@ -67,3 +71,8 @@ class RemoteStreams:
             for e in found.events
         )
         return EventPage(events=events, next=found.next, ended=found.ended)
+
+    async def ticket(self, key: str, task_id: str, seconds: int) -> str:
+        """Return a ticket for the events of a task, which is valid for some seconds. Raises `InvalidInput`."""
+        target = path("tasks", key, task_id, "ticket")
+        return (await self._client.ask("POST", target, _Ticket, body={"seconds": seconds})).ticket

@@ -18,9 +18,10 @@ from taskqueue_core.application.codecs import AnyCodec
 from taskqueue_core.application.encoding import Encoding
 from taskqueue_core.application.errors import NotConnected
 from taskqueue_core.application.handler_scope import HANDLER_SCOPE
-from taskqueue_core.application.handles import Handle, SyncHandle
+from taskqueue_core.application.handles import Handle
 from taskqueue_core.application.middleware import Middleware
 from taskqueue_core.application.publishing import checked_calls, publish_calls
+from taskqueue_core.application.sync_handles import SyncHandle
 from taskqueue_core.backend import Backend
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import kind_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -15,6 +15,7 @@ from taskqueue_core.application.errors import EventsGone, Undecodable, UnknownTa
 from taskqueue_core.capabilities import Event as StoredEvent
 from taskqueue_core.capabilities import EventKind, EventPage, control_of, streams_of
 from taskqueue_core.consumer.outage import OUTAGE_BACKOFF, OUTAGE_ERRORS
+from taskqueue_core.errors import CapabilityMissing
 from taskqueue_core.limits import check_channel
 from taskqueue_core.queue import Queue
 
@@ -71,6 +72,26 @@ async def events_of(
                 return
     finally:
         await reader.aclose()
+
+
+@runtime_checkable
+class IssuesTickets(Protocol):
+    """The ``streams`` of a connection to a server, which issues tickets."""
+
+    async def ticket(self, key: str, task_id: str, seconds: int) -> str:
+        """Return a ticket for the events of a task."""
+        ...
+
+
+async def ticket_of(queue: Queue, ref: TaskRef, seconds: int) -> str:
+    """Return a ticket for the events of a task, see `Handle.ticket`."""
+    streams = streams_of(queue.backend)
+    if not isinstance(streams, IssuesTickets):
+        raise CapabilityMissing(
+            "a server issues tickets: connect with the backend 'server', or send it "
+            f"POST /v1/tasks/{ref.key}/{ref.task_id}/ticket"
+        )
+    return await streams.ticket(ref.key, ref.task_id, seconds)
 
 
 def blocking(

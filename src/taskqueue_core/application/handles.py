@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from datetime import datetime, timedelta
 from typing import Any, Generic, NoReturn, TypeVar
@@ -20,14 +20,13 @@ from taskqueue_core.application.errors import (
     TaskFailed,
     UnknownTask,
 )
-from taskqueue_core.application.event_reader import Event, blocking, events_of
+from taskqueue_core.application.event_reader import Event, events_of, ticket_of
 from taskqueue_core.application.handler_scope import HANDLER_SCOPE
 from taskqueue_core.application.stored_result import result_of
 from taskqueue_core.capabilities import TaskDetail, control_of, listing_of
 from taskqueue_core.errors import InvalidInput, TaskQueueError
 from taskqueue_core.limits import kind_of
 from taskqueue_core.queue import Queue, stored
-from taskqueue_core.sync import SyncQueue
 from taskqueue_core.task_ends import has_ended
 from taskqueue_core.tasks import Confirmation, Failure, State, TaskStatus
 
@@ -190,6 +189,14 @@ class Handle(Generic[R_co]):
         queue, encoding = self._queue, self._encoding
         return events_of(queue, self.ref, after, channels, strict=strict, encoding=encoding)
 
+    async def ticket(self, seconds: int = 600) -> str:
+        """Return a ticket, with which a browser reads the events of this task, and nothing else, for some seconds.
+
+        The page opens ``/v1/tasks/KEY/ID/events?ticket=TICKET`` of the server: see docs/streaming.md. ``seconds`` is
+        from 1 to 86,400. Raises `InvalidInput`, and `CapabilityMissing` unless the connection is one to a server.
+        """
+        return await ticket_of(self._queue, self.ref, seconds)
+
     async def _wait(self, timeout: float | None, *, wait_for_redrive: bool) -> TaskStatus | None:
         """Return the status of the task once it has ended. Raises ``TimeoutError``, which names its state."""
         try:
@@ -241,58 +248,6 @@ class Handle(Generic[R_co]):
                 error.error = status.last_failure.error
                 error.traceback = status.last_failure.traceback
         raise error
-
-
-class SyncHandle(Generic[R_co]):
-    """A `Handle` whose methods block until they have a result.
-
-    >>> handle = resize.publish_sync("cat.png")
-    >>> handle.result(timeout=30)
-    {'width': 320}
-    """
-
-    def __init__(self, queue: SyncQueue, handle: Handle[R_co]) -> None:
-        """Wrap a handle. ``queue``: the connection whose event loop runs the calls."""
-        self.key = handle.key
-        self.id = handle.id
-        self.confirmation = handle.confirmation
-        self._queue = queue
-        self._handle = handle
-
-    def __repr__(self) -> str:
-        return repr(self._handle)
-
-    def status(self) -> TaskStatus | None:
-        """Return the status of the task, as `Handle.status` does."""
-        return self._queue.run(self._handle.status())
-
-    def details(self) -> TaskDetail | None:
-        """Return all that the store knows of the task, as `Handle.details` does."""
-        return self._queue.run(self._handle.details())
-
-    def cancel(self) -> bool:
-        """End the task as cancelled, as `Handle.cancel` does."""
-        return self._queue.run(self._handle.cancel())
-
-    def reschedule(
-        self, *, delay: float | timedelta | None = None, not_before: float | datetime | None = None
-    ) -> bool:
-        """Let a blocked, waiting or scheduled task run at another time, as `Handle.reschedule` does."""
-        return self._queue.run(self._handle.reschedule(delay=delay, not_before=not_before))
-
-    def result(self, timeout: float | None = None, *, wait_for_redrive: bool = False) -> R_co:
-        """Wait until the task has ended, and return its result, as `Handle.result` does.
-
-        Raises `WouldBlock` inside a handler if the task has not ended.
-        """
-        return self._queue.run(self._handle.result(timeout, wait_for_redrive=wait_for_redrive))
-
-    def events(
-        self, *, after: str | None = None, channels: Sequence[str] = (), strict: bool = False
-    ) -> Iterator[Event]:
-        """Yield the events of the task, as `Handle.events` does."""
-        events = self._handle.events(after=after, channels=channels, strict=strict)
-        return blocking(self._queue.run, events)
 
 
 def handled_id(confirmation: Confirmation) -> str:

@@ -23,12 +23,13 @@ from taskqueue_core.application.encoding import (
     decoded_result,
 )
 from taskqueue_core.application.errors import InvalidArguments
-from taskqueue_core.application.handles import Handle, SyncHandle
+from taskqueue_core.application.handles import Handle
 from taskqueue_core.application.instants import write_with_instants
 from taskqueue_core.application.middleware import Middleware
 from taskqueue_core.application.outputs import has_outputs
 from taskqueue_core.application.publishing import publish_calls
 from taskqueue_core.application.results import Results
+from taskqueue_core.application.sync_handles import SyncHandle
 from taskqueue_core.application.task_options import TaskOptions
 from taskqueue_core.application.type_errors import schema_error
 from taskqueue_core.application.unique_work import UniqueWork

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
-from typing import Any
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -21,9 +22,12 @@ from taskqueue_server.routing.event_stream import EVENT_STREAM, EventStream
 from taskqueue_server.routing.operations import Operation, Query, RequestContext, answer
 from taskqueue_server.routing.parameters import LIMIT
 
+R = TypeVar("R", bound=Response)
 _PAGE = 100
 _SILENCE = 15.0
 """seconds without an event after which a comment is sent, so that proxies keep the connection"""
+_CHUNK = 64 * 1024
+"""number of bytes after which a chunk of server-sent events takes no more"""
 _MOST_CHANNELS = 20
 _COMMENT = b": no events\n\n"
 _LAST_EVENT_ID = "Last-Event-ID"
@@ -71,11 +75,15 @@ async def events(call: RequestContext) -> Response:
     the header ``Last-Event-ID``, and misses nothing that is still stored. If the task has ended and nothing follows
     the id, the response is 204, which stops an ``EventSource``. A client that does not read is disconnected.
 
+    A `ticket` in the query takes the place of a token; then pages of the origins in the server's settings may read the
+    response, which ends when the ticket expires.
+
     Any other request gets a page as JSON, at the latest after ``wait`` seconds.
     """
     reading = _Reading(call)
     last = call.request.headers.get(_LAST_EVENT_ID) or None
-    after = call.request.query_params.get("after") or last
+    # The header has priority: a browser repeats its query when it connects again.
+    after = last or call.request.query_params.get("after")
     limit = call.number("limit", _PAGE, LIMITS.batch)
     wait = call.number("wait", 0, MAX_WAIT, lowest=0)
     streams = EVENT_STREAM in call.request.headers.get("accept", "")
@@ -84,13 +92,13 @@ async def events(call: RequestContext) -> Response:
         raise unknown_task()
     if streams:
         if page.ended and not page.events:
-            return Response(status_code=204)
-        return EventStream(call.context.readers.acquire(call.client_name), reading.sent(page))
+            return reading.shared(Response(status_code=204))
+        return reading.shared(EventStream(reading.slot(), reading.sent(page)))
     if wait and not page.events and not page.ended:
-        with call.context.readers.acquire(call.client_name):
+        with reading.slot():
             page = await reading.wait(after, limit, wait) or page
     shown = [EventOut.of(event) for event in reading.chosen(page)]
-    return answer(EventsOut(events=shown, next=page.next, ended=page.ended))
+    return reading.shared(answer(EventsOut(events=shown, next=page.next, ended=page.ended)))
 
 
 class _Reading:
@@ -101,6 +109,19 @@ class _Reading:
         self._key, self._id = call.name("key"), call.name("id")
         self._channels = _channels(call.text("channels"))
         self._streams = streams_of(call.context.backend)
+
+    def slot(self) -> AbstractContextManager[None]:
+        """Hold a slot for a reader during the block. Raises `ProblemError` if none is free."""
+        ticket = self._call.expires is not None
+        client = f"ticket for {self._key}/{self._id}" if ticket else self._call.client_name
+        return self._call.context.readers.acquire(client)
+
+    def shared(self, response: R) -> R:
+        """Let a page of another origin read the response, if it came with a ticket. Its origin was checked before."""
+        if self._call.expires is not None and (origin := self._call.request.headers.get("origin")):
+            response.headers["access-control-allow-origin"] = origin
+            response.headers["vary"] = "origin"
+        return response
 
     def chosen(self, page: EventPage) -> Iterable[Event]:
         """Return the events of a page in the channels that the client asks for, and the end of the task.
@@ -119,12 +140,12 @@ class _Reading:
         return await self._streams.events(self._key, self._id, after=after, limit=limit, wait=wait)
 
     async def wait(self, after: str | None, limit: int, seconds: float) -> EventPage | None:
-        """Wait for a page; ``None`` if the client's rights change, or the server drains."""
+        """Wait for a page; ``None`` if the client's rights change or the server drains, even if there are events."""
         with self._call.watch_access() as revoked:
             found = await first_completed(
-                self.page(after, limit, seconds),
                 revoked.wait(),
                 self._call.context.draining.wait(),
+                self.page(after, limit, seconds),
             )
         return found if isinstance(found, EventPage) else None
 
@@ -132,8 +153,8 @@ class _Reading:
         """Yield the events until the task has ended, the client's rights change, or the server drains."""
         after: str | None = None
         while True:
-            if chosen := b"".join(map(_event, self.chosen(page))):
-                yield chosen
+            for chunk in self._chunks(page):
+                yield chunk
             after = page.next or after
             if page.ended:
                 return
@@ -146,6 +167,17 @@ class _Reading:
             if not found.events and not found.ended:
                 yield _COMMENT
             page = found
+
+    def _chunks(self, page: EventPage) -> Iterator[bytes]:
+        """Yield the chosen events of a page, few enough at a time that little waits for a client that is slow."""
+        chunk = bytearray()
+        for event in self.chosen(page):
+            chunk += _event(event)
+            if len(chunk) >= _CHUNK:
+                yield bytes(chunk)
+                chunk.clear()
+        if chunk:
+            yield bytes(chunk)
 
 
 def _channels(text: str | None) -> frozenset[str]:
@@ -183,13 +215,19 @@ OPERATIONS = (
             ),
             LIMIT,
             Query(
+                "ticket",
+                {"type": "string", "maxLength": 60},
+                "a ticket for this task, instead of a token",
+            ),
+            Query(
                 "wait",
                 {"type": "integer", "minimum": 0, "maximum": MAX_WAIT, "default": 0},
                 "maximum number of seconds to wait for an event, for a page as JSON",
                 example=20,
             ),
         ),
-        headers=(Query(_LAST_EVENT_ID, _ID, "the same as `after`, which has priority"),),
+        headers=(Query(_LAST_EVENT_ID, _ID, "the same as `after`, and has priority over it"),),
+        ticket=True,
         problems=(404, 429),
     ),
 )

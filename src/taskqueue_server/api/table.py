@@ -21,6 +21,7 @@ from taskqueue_server.api import (
     settings,
     system,
     tasks,
+    tickets,
     workflows,
 )
 from taskqueue_server.context.server import VERSION
@@ -57,6 +58,7 @@ OPERATIONS = (
     *lookups.OPERATIONS,
     *listing.OPERATIONS,
     *events.OPERATIONS,
+    *tickets.OPERATIONS,
     *queues.OPERATIONS,
     *settings.OPERATIONS,
     *schedules.OPERATIONS,

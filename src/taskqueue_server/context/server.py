@@ -17,6 +17,7 @@ from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.queue import Queue
 from taskqueue_server.auth.access import AccessControl
 from taskqueue_server.auth.quotas import Quotas
+from taskqueue_server.auth.tickets import Tickets
 from taskqueue_server.context.connections import Connections
 from taskqueue_server.context.unauthenticated import UnauthenticatedConnections
 from taskqueue_server.context.waiters import LimitedSlots, ResultWaiters
@@ -54,7 +55,7 @@ class ServerContext:
         """Take ownership of ``backend``.
 
         Raises `CapabilityMissing` if ``backend`` lacks ``control`` or ``dead_letters``, and `ConfigurationError` for an
-        invalid tokens file.
+        invalid tokens file or ticket key.
         """
         if not isinstance(backend, InstrumentedBackend):
             backend = InstrumentedBackend(backend, Hooks())
@@ -65,6 +66,7 @@ class ServerContext:
         self.queue = Queue(backend)
         self.settings = settings
         self.access = AccessControl(settings, self.hooks, backend)
+        self.tickets = Tickets(settings.server_ticket_key_file)
         self.usage = Quotas()
         self.registry = Connections()
         self.unauthenticated = UnauthenticatedConnections(

@@ -27,6 +27,7 @@ from taskqueue_server.auth.credentials import (
     token_of,
 )
 from taskqueue_server.auth.origins import is_own_origin
+from taskqueue_server.auth.tickets import expiring
 from taskqueue_server.context.audit import record_action
 from taskqueue_server.context.server import ServerContext
 from taskqueue_server.context.unauthenticated import BODY_BYTES, SECONDS
@@ -54,6 +55,8 @@ class RequestContext:
         """the client; `OPEN` on a server without authentication, and ``None`` if the operation requires no token"""
         self.trusted = False
         """whether `trust` was called"""
+        self.expires: float | None = None
+        """time, in Unix seconds, at which the ticket expires that the client has shown in place of a token"""
         self.noted: AuditEntry | None = None
         """the action that was noted, see `note`"""
 
@@ -82,6 +85,12 @@ class RequestContext:
         self.trusted = True
         mark_authenticated(self.request.scope)
 
+    def accept_ticket(self, ticket: str) -> None:
+        """Permit the operation on the task that the path names. Raises `ProblemError` unless the ticket is for it."""
+        key, task_id, now = self.name("key"), self.name("id"), self.context.backend.now()
+        self.expires = self.context.tickets.expiry(ticket, key, task_id, now)
+        self.trust()
+
     def is_allowed(self, key: str, verbs: Sequence[str] | None = None) -> bool:
         """Return whether the client may execute this operation on the queue ``key``, or one with other ``verbs``."""
         identity, verbs = self.identity, self.verbs if verbs is None else verbs
@@ -97,7 +106,9 @@ class RequestContext:
             raise _forbidden(f"this token lacks the required right ({needed}) for {name}")
 
     def watch_access(self) -> AbstractContextManager[asyncio.Event]:
-        """Watch the token during the block. The yielded event is set once the token's rights change or end."""
+        """Watch the token, or the ticket, during the block. The yielded event is set once its rights change or end."""
+        if self.expires is not None:
+            return expiring(self.expires - self.context.backend.now())
         identity = self.identity
         request = self.request
         return self.context.access.watch_access(
@@ -242,6 +253,8 @@ class Operation(msgspec.Struct, frozen=True):
     """additional headers of a successful response"""
     strict: bool | None = None
     """whether unknown query parameters are refused; by default only below ``/v1/``"""
+    ticket: bool = False
+    """whether a ticket for the task in the path, in the query, may take the place of a token"""
 
     @property
     def verbs(self) -> tuple[str, ...]:
@@ -286,6 +299,10 @@ def _endpoint(methods: dict[str, Operation]) -> Callable[[Request], Awaitable[Re
 
 async def _authorize(call: RequestContext, operation: Operation) -> None:
     request, access, verbs = call.request, call.context.access, call.verbs
+    ticket = request.query_params.get("ticket") if operation.ticket else None
+    if ticket is not None:
+        call.accept_ticket(ticket)
+        return
     identity: Identity | None = OPEN
     if access.authenticates:
         if request.method not in _SAFE and by_cookie(request):
