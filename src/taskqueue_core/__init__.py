@@ -26,7 +26,7 @@ from taskqueue_core.application.errors import (
 from taskqueue_core.application.event_reader import Event
 from taskqueue_core.application.handles import Handle, as_completed, gather
 from taskqueue_core.application.middleware import Middleware
-from taskqueue_core.application.policies import QueueLimits
+from taskqueue_core.application.policies import QueueLimits, Stream
 from taskqueue_core.application.registry import Tasks
 from taskqueue_core.application.rules import Reject, Retry, Snooze
 from taskqueue_core.application.running_workflow import RunningWorkflow
@@ -118,6 +118,7 @@ __all__ = [
     "State",
     "Step",
     "StepStatus",
+    "Stream",
     "SyncHandle",
     "SyncQueue",
     "SyncTaskList",

@@ -14,18 +14,27 @@ PAGE = (ROOT / "docs" / "tasks.md").read_text()
 
 
 FASTAPI = """
-from starlette.applications import Starlette
-from starlette.responses import JSONResponse
+import inspect
 
-class FastAPI(Starlette):  # what the example needs of it: endpoints with arguments, in threads unless async
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, Response
+
+class FastAPI(Starlette):  # what the examples need of it: endpoints with arguments, in threads unless async
     def post(self, path):
+        return self._adder(path, "POST")
+
+    def get(self, path):
+        return self._adder(path, "GET")
+
+    def _adder(self, path, method):
         def add(endpoint):
             async def call(request):
-                return JSONResponse(await endpoint(**request.path_params))
+                found = await endpoint(**request.path_params)
+                return found if isinstance(found, Response) else JSONResponse(found)
             def call_in_a_thread(request):
                 return JSONResponse(endpoint(**request.path_params))
-            is_async = endpoint.__name__ == "start"
-            self.add_route(path, call if is_async else call_in_a_thread, methods=["POST"])
+            is_async = inspect.iscoroutinefunction(endpoint)
+            self.add_route(path, call if is_async else call_in_a_thread, methods=[method])
             return endpoint
         return add
 """

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from taskqueue_core import QueueLimits, RateLimit, Retry, RetryPolicy, Snooze, Tasks, connect
+from taskqueue_core import (
+    QueueLimits,
+    RateLimit,
+    Retry,
+    RetryPolicy,
+    Snooze,
+    Stream,
+    Tasks,
+    connect,
+)
 from taskqueue_core.capabilities import Order, Owner, QueueSettings, control_of
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import (
@@ -58,6 +67,9 @@ def shop(**options: Any) -> Tasks:
         (lambda: shop(index=("user:42",)), "index: the part of a tag before its first colon"),
         (lambda: shop(index="user"), "index must be a valid tuple"),
         (lambda: shop(limits={"rate": "1/s"}), "limits: got a dict; expected a QueueLimits"),
+        (lambda: shop(stream=5), "stream: got a int; expected a Stream"),
+        (lambda: Stream(events=0), "Stream: stream_events must be greater than or equal to 1"),
+        (lambda: Stream(ttl=0), "Stream: stream_ttl must be greater than or equal to 1"),
         (lambda: QueueLimits(capacity=0), "QueueLimits: capacity must be greater than or equal to 1"),
         (lambda: QueueLimits(rate="fast"), "QueueLimits: rate must be a rate, for example 100/1m"),
         (lambda: QueueLimits(rate="0/1m"), "max_tokens must be greater than or equal to 1"),
@@ -123,6 +135,7 @@ async def test_declared_policies_are_applied() -> None:
         index=("user",),
         keep_ended=3600,
         keep_ended_most=50,
+        stream=Stream(events=5000, ttl=60),
     )
     tasks.task("plain")(work)
     async with tasks.connect("memory") as queue:
@@ -137,12 +150,13 @@ async def test_declared_policies_are_applied() -> None:
             3600,
             50,
         )
+        assert (settings.stream_events, settings.stream_ttl) == (5000, 60)
         assert settings.retry == RetryPolicy(max_attempts=8, base=2, cap=600)
         assert settings.rate_limit == RateLimit.parse("100/1m")
         assert (settings.order, settings.tenant_max_inflight) == (Order.FAIR, 5)
         assert settings.owners == dict.fromkeys(
             ("retry", "timeout", "result_ttl", "rate_limit", "max_inflight", "order", "tenant_max_inflight",
-             "index", "keep_ended", "keep_ended_most"),
+             "index", "keep_ended", "keep_ended_most", "stream_events", "stream_ttl"),
             Owner.DECLARED,
         )  # fmt: skip
         assert (await control.settings("plain")).retry == DECLARED

@@ -51,10 +51,16 @@ def test_limits_are_set_one_by_one(cli: Cli, store: Shared) -> None:
         60,
         9,
     )
+    kept = ["--stream-events", "5", "--stream-bytes", "2048", "--stream-ttl", "60"]
+    cli("queue", "set", KEY, *kept)
+    settings = in_force(store)
+    assert (settings.stream_events, settings.stream_bytes, settings.stream_ttl) == (5, 2048, 60)
+    kept = ["--stream-events", "1000", "--stream-bytes", "1048576", "--stream-ttl", "3600"]
+    cli("queue", "set", KEY, *kept)
     cli("queue", "set", KEY, "--index", "none", "--keep-ended", "0", "--keep-ended-most", "100000")
     cleared = ["--capacity", "none", "--rate", "none", "--max-inflight", "none", "--resumed"]
     assert "no limits" in cli("queue", "set", KEY, *cleared).out
-    assert in_force(store).model_copy(update={"owners": {}}) == QueueSettings(version=5)
+    assert in_force(store).model_copy(update={"owners": {}}) == QueueSettings(version=7)
 
 
 @pytest.mark.parametrize(

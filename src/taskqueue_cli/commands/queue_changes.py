@@ -138,6 +138,18 @@ def change(
         int | None,
         option("Maximum number of ended tasks of each state that --keep-ended keeps.", metavar="N"),
     ] = None,
+    stream_events: Annotated[
+        int | None,
+        option("Maximum number of events that are kept of each task.", metavar="N"),
+    ] = None,
+    stream_bytes: Annotated[
+        int | None,
+        option("Maximum number of bytes of the events that are kept of each task.", metavar="N"),
+    ] = None,
+    stream_ttl: Annotated[
+        float | None,
+        option("Seconds for which events are kept after the end of their task.", metavar="SECONDS"),
+    ] = None,
     retry_base: Annotated[
         float | None,
         option("Seconds before the first retry.", metavar="SECONDS"),
@@ -211,6 +223,9 @@ def change(
         "index": None if index is None else parse_names(index),
         "keep_ended": keep_ended,
         "keep_ended_most": keep_ended_most,
+        "stream_events": stream_events,
+        "stream_bytes": stream_bytes,
+        "stream_ttl": stream_ttl,
     }
     changes: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
     numbers = {

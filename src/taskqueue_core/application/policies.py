@@ -60,8 +60,37 @@ class QueueLimits(PolicyModel):
         return {names.get(name, name): getattr(self, name) for name in self.model_fields_set}
 
 
+class Stream(PolicyModel):
+    """How much is kept of the events that each task of a queue streams: docs/streaming.md.
+
+    A field that is not given is not declared: the queue keeps what an operator sets. Raises `ConfigurationError` for a
+    value out of range.
+
+    >>> stream = Stream(events=5000, ttl=600)
+    """
+
+    events: Whole = 1000
+    """maximum number of events"""
+    bytes: Whole = 1024 * 1024
+    """maximum number of bytes of their values"""
+    ttl: Number = 3600.0
+    """seconds for which events are kept after the end of the task"""
+
+    def model_post_init(self, _: object, /) -> None:
+        """Check the values as those of the settings. Raises `ConfigurationError`."""
+        checked(self.settings, "Stream: ")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The fields that were given, by their names in `QueueSettings`."""
+        return {f"stream_{name}": getattr(self, name) for name in self.model_fields_set}
+
+
 def declared_policies(
-    retry: RetryPolicy | int | None, limits: QueueLimits | None, **others: object
+    retry: RetryPolicy | int | None,
+    limits: QueueLimits | None,
+    stream: Stream | None,
+    **others: object,
 ) -> dict[str, Any]:
     """Return the settings that the options of a task declare. Raises `ConfigurationError`, which names the option.
 
@@ -75,10 +104,11 @@ def declared_policies(
         declared["retry"] = DECLARED_RETRY.model_copy(update=given)
     elif retry is not None:
         raise _wrong("retry", retry, "a RetryPolicy, or a number of attempts")
-    if isinstance(limits, QueueLimits):
-        declared |= limits.settings
-    elif limits is not None:
-        raise _wrong("limits", limits, "a QueueLimits")
+    for option, policy, kind in (("limits", limits, QueueLimits), ("stream", stream, Stream)):
+        if isinstance(policy, kind):
+            declared |= policy.settings
+        elif policy is not None:
+            raise _wrong(option, policy, f"a {kind.__name__}")
     declared |= {name: value for name, value in others.items() if value is not None}
     return dict(checked(declared, ""))
 

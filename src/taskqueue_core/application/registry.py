@@ -21,6 +21,7 @@ from taskqueue_core.application.lifespan import LifespanFunction, checked_lifesp
 from taskqueue_core.application.middleware import Middleware
 from taskqueue_core.application.policies import (
     QueueLimits,
+    Stream,
     declared_policies,
     declared_settings,
 )
@@ -102,6 +103,7 @@ class Tasks(Connections):
         retry: RetryPolicy | int | None = None,
         timeout: float | None = None,
         limits: QueueLimits | None = None,
+        stream: Stream | None = None,
         on_error: ErrorRules | None = None,
         result_ttl: float | None = None,
         batch: int | None = None,
@@ -123,6 +125,7 @@ class Tasks(Connections):
         retry: RetryPolicy | int | None = None,
         timeout: float | None = None,
         limits: QueueLimits | None = None,
+        stream: Stream | None = None,
         on_error: ErrorRules | None = None,
         result_ttl: float | None = None,
         batch: int | None = None,
@@ -156,9 +159,9 @@ class Tasks(Connections):
 
         The other options are settings of the queue, which `apply` writes: ``retry`` is a policy or a number of
         attempts, by default 10 attempts after 2, 4, 8 ... seconds, up to 10 minutes; after ``timeout`` seconds an
-        attempt fails; ``limits`` hold for all workers together; results are kept for ``result_ttl`` seconds. Lists
-        find tasks by the tags that ``index`` names, and ended ones for ``keep_ended`` seconds, at most
-        ``keep_ended_most`` of each state.
+        attempt fails; ``limits`` hold for all workers together; results are kept for ``result_ttl`` seconds, events as
+        ``stream`` says. Lists find tasks by the tags that ``index`` names, and ended ones for ``keep_ended`` seconds,
+        at most ``keep_ended_most`` of each state.
 
         Raises `ConfigurationError` if a name is not allowed or taken, an option is out of range, a rule is wrong,
         ``unique`` names what is no argument, the arguments of the function cannot be published by name, or another task
@@ -179,7 +182,7 @@ class Tasks(Connections):
                 f"task: there is no option {option!r}; the options are {nearest_first(option, known)}"
             )
         policies = declared_policies(
-            *(retry, limits),
+            *(retry, limits, stream),
             timeout=timeout,
             result_ttl=result_ttl,
             index=index,
