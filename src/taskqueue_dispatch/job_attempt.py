@@ -350,6 +350,7 @@ class JobAttempt:
             self._owner.check_later(rest)
 
     async def _settle_answer(self, answer: Answer) -> None:
+        await self._job.events.stored()
         task = self._delivery.task
         match answer:
             case Done(result):

@@ -20,6 +20,7 @@ from taskqueue_dispatch.endpoint_client.answers import (
     Missing,
 )
 from taskqueue_dispatch.endpoint_client.exchange import NotReachedError
+from taskqueue_dispatch.job_events import JobEvents
 from taskqueue_dispatch.job_notes import answer_of, push_token, sent_before, sent_note
 from taskqueue_dispatch.lease_renewal import RenewedLease
 from taskqueue_dispatch.models import ModelConfig
@@ -45,6 +46,7 @@ class RemoteJob:
         """whether a server may have received the job"""
         self.begun_at: float | None = None
         """monotonic time at which this attempt sent the job or found it on a server"""
+        self.events = JobEvents(context.events, delivery)
         self._url = held.lease.url
         self._delivery = delivery
         self._held = held
@@ -85,6 +87,7 @@ class RemoteJob:
             attempt=self._delivery.attempt,
             limited=not self.reports,
             ready=self._confirm_slot,
+            streamed=self.events.put,
         )
 
     async def _confirm_slot(self) -> None:

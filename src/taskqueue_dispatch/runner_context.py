@@ -7,10 +7,11 @@ import re
 import secrets
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from taskqueue_core.backend import Backend
-from taskqueue_core.capabilities import control_of, slots_of
+from taskqueue_core.backend import Backend, Capability
+from taskqueue_core.capabilities import control_of, has, slots_of, streams_of
+from taskqueue_core.consumer.event_queue import EventQueue
 from taskqueue_core.consumer.outage import OutageRetry
 from taskqueue_core.tasks import Task
 from taskqueue_dispatch.config import DispatchSettings
@@ -50,6 +51,10 @@ class RunnerContext(ABC):
         self.limits = SlotLimits(settings)
         self.estimates = Estimates()
         self.store = store
+        self.events: EventQueue | None = None
+        """what servers stream, on its way to the store; ``None`` if the backend keeps no events"""
+        if has(backend, Capability.STREAMS):
+            self.events = EventQueue(streams_of(backend), store, on_stale=_ignore)
         self.uniform = uniform
 
     @abstractmethod
@@ -57,3 +62,7 @@ class RunnerContext(ABC):
         self, task: Task, status: str, result: bytes | None, error: str | None
     ) -> None:
         """Report to a job's client how the job ended: ``done`` or ``failed``, with the result or the error."""
+
+
+async def _ignore(receipts: Sequence[str]) -> None:
+    """Do nothing: an attempt learns from its slot, or when it is settled, that its delivery is not current any more."""

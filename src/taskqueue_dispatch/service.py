@@ -16,6 +16,7 @@ from msgspec import structs
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import dead_letters_of
 from taskqueue_core.config import load_settings
+from taskqueue_core.consumer.event_queue import EventQueue
 from taskqueue_core.consumer.maintenance import run_maintenance
 from taskqueue_core.consumer.outage import OUTAGE_BACKOFF, OutageRetry
 from taskqueue_core.errors import TaskQueueError
@@ -93,6 +94,8 @@ class Dispatcher(RunnerContext):
         loops: list[Coroutine[Any, Any, None]] = [
             self._run_loop(), self.renewer.run(), self.sender.run()
         ]  # fmt: skip
+        if self.events is not None:
+            loops.append(_store_events(self.events))
         if self._maintenance:
             loops.append(run_maintenance(self.backend))
         await self._refresh()
@@ -174,6 +177,16 @@ class Dispatcher(RunnerContext):
             if confirmation.status is not Published.REFUSED:
                 return
             await asyncio.sleep(OUTAGE_BACKOFF.delay(tries))
+
+
+async def _store_events(events: EventQueue) -> None:
+    """Append the events of jobs until cancelled. Jobs do not wait for events that the store refuses."""
+    while True:
+        try:
+            await events.run()
+        except Exception:  # noqa: BLE001 - no error may keep jobs from being settled
+            _log.exception("could not store events of jobs")
+            events.clear()
 
 
 async def _log_outage(ok: bool, reason: str) -> None:  # noqa: FBT001 - `OutageRetry` passes this argument by position

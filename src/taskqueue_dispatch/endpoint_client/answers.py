@@ -126,6 +126,8 @@ class EndpointReply(msgspec.Struct, frozen=True):
     status: int
     body: bytes
     retry_after: str | None = None
+    streamed: bool = False
+    """whether the body is the last value of a stream"""
 
 
 class _Health(msgspec.Struct):
@@ -196,6 +198,9 @@ def _read_good(reply: EndpointReply, job: str, config: ModelConfig) -> Answer:
     fields = _fields(reply.body)
     if fields is not None and _names_another(fields, job, config):
         return _unusable(f"{_shown(reply)}: the response is about another job")
+    failed = fields is not None and not _status_of(fields) and _plain(fields, "error") is not None
+    if reply.streamed and fields is not None and failed:
+        return JobFailedAnswer(_error(fields))
     if config.model_type is ModelType.SYNC and (fields is None or "status" not in fields):
         return Done(reply.body)
     if fields is None:
@@ -302,7 +307,8 @@ def _progress(fields: Mapping[str, msgspec.Raw]) -> float | str | None:
 
 
 def _error(fields: Mapping[str, msgspec.Raw]) -> str:
-    return shown(_plain(fields, "error"))
+    error = _plain(fields, "error")
+    return shown(error.get("message") if isinstance(error, dict) else error)
 
 
 def shown(value: object) -> str:

@@ -37,6 +37,7 @@ from taskqueue_dispatch.endpoint_client.exchange import (
     NotWholeError,
     exchange,
 )
+from taskqueue_dispatch.endpoint_client.streamed import Sink
 from taskqueue_dispatch.endpoint_client.transports import Transports
 from taskqueue_dispatch.endpoint_policy import EndpointPolicy
 from taskqueue_dispatch.models import ModelConfig, ModelType
@@ -58,6 +59,10 @@ _GET_HEADERS = (
     ("user-agent", "taskqueue-dispatch"),
 )
 _POST_HEADERS = (*_GET_HEADERS, ("content-type", "application/json"), ("x-source", "dispatcher"))
+_STREAMING_HEADERS = (
+    ("accept", "application/json, application/x-ndjson;q=0.9, text/event-stream;q=0.9"),
+    *_POST_HEADERS[1:],
+)
 
 
 class EndpointClient:
@@ -102,6 +107,7 @@ class EndpointClient:
         attempt: int,
         limited: bool = True,
         ready: Callable[[], Awaitable[None]] | None = None,
+        streamed: Sink | None = None,
     ) -> Answer:
         """POST a job to the server of a lease, and return what its answer means.
 
@@ -111,10 +117,11 @@ class EndpointClient:
         within ``max_poll_time``, or the attempt has failed, unless the call is not ``limited``; an async model must
         accept the job within that time or a minute, whichever is shorter. This time counts from when the job is sent;
         if it could not be sent within the same time, it was not sent. ``ready`` is called when a connection is open and
-        the job is about to be sent; if it raises `NotReachedError`, the job is not sent.
+        the job is about to be sent; if it raises `NotReachedError`, the job is not sent. ``streamed`` gets what the
+        server streams; the last value is its answer. Without it, a stream fails the job.
         """
         headers = [
-            *_POST_HEADERS,
+            *(_POST_HEADERS if streamed is None else _STREAMING_HEADERS),
             ("idempotency-key", task.id),
             ("x-job-id", task.id),
             ("x-attempt", str(attempt)),
@@ -138,7 +145,7 @@ class EndpointClient:
             request = httpx2.Request(
                 "POST", _address(lease.url), headers=headers, content=task.payload
             )
-            request.extensions["ready"] = begin
+            request.extensions |= {"ready": begin, "streamed": streamed}
             target = lease.model, lease.server
             reply = await self._call(request, timeout, self._limit, target)
         except NotUsableError as error:

@@ -9,10 +9,10 @@ from typing import Any, Self
 import httpx2
 
 from taskqueue_dispatch.endpoint_client.answers import EndpointReply
+from taskqueue_dispatch.endpoint_client.streamed import READERS, Sink, StreamReader, TooLongError
 
 _CONNECT_SECONDS = 5.0
 """maximum number of seconds for opening a connection, and again for its TLS handshake"""
-_STREAMS = frozenset({"text/event-stream", "application/x-ndjson"})
 _MAX_DIGITS = 18
 """maximum number of digits in ``Content-Length``"""
 
@@ -53,8 +53,10 @@ async def exchange(
     Only connecting has a timeout here: 5 seconds, divided by ``among``, the number of addresses that the caller tries.
     The caller must limit the time of the whole call. An idle connection that the server has closed is replaced before
     anything is sent; nothing is sent twice. ``opening`` is called before a new connection is made, and may raise to
-    prevent it. So may the request's extension ``ready``, which is called when the request is about to be sent. Raises
-    `NotReachedError`, `NotConnectedError`, `NotWholeError` or `NotUsableError`.
+    prevent it. So may the request's extension ``ready``, which is called when the request is about to be sent. With the
+    extension ``streamed``, a `Sink`, a good response may be a stream: the sink gets its values, each of at most
+    ``limit`` bytes, and the last one is the body. Raises `NotReachedError`, `NotConnectedError`, `NotWholeError` or
+    `NotUsableError`.
     """
     async with _Trace(opening, request.extensions.get("ready")) as trace:
         request.extensions |= {
@@ -64,7 +66,7 @@ async def exchange(
         try:
             response = await transport.handle_async_request(request)
             try:
-                return await _whole(response, limit)
+                return await _whole(response, limit, request.extensions.get("streamed"))
             finally:
                 await response.aclose()
         except (httpx2.TransportError, OSError, UnicodeError) as error:
@@ -120,25 +122,54 @@ class _Trace:
             await self._opening.aclose()
 
 
-async def _whole(response: httpx2.Response, limit: int) -> EndpointReply:
-    retry_after = response.headers.get("retry-after")
+async def _whole(response: httpx2.Response, limit: int, sink: Sink | None) -> EndpointReply:
+    status, retry_after = response.status_code, response.headers.get("retry-after")
     try:
-        return EndpointReply(response.status_code, await _body(response, limit), retry_after)
+        _check_encoding(response)
+        if (make := READERS.get(_media_type(response))) is None:
+            return EndpointReply(status, await _body(response, limit), retry_after)
+        body = await _last_value(response, make(limit), sink)
+        return EndpointReply(status, body, retry_after, streamed=True)
+    except TooLongError:
+        raise NotUsableError(_too_long(status, limit)) from None
     except NotUsableError:
         if response.is_success:
             raise
-        return EndpointReply(response.status_code, b"", retry_after)
+        return EndpointReply(status, b"", retry_after)
+
+
+async def _last_value(response: httpx2.Response, reader: StreamReader, sink: Sink | None) -> bytes:
+    """Pass the values of a stream on while they arrive, and return the last one; nothing if there was none."""
+    status = response.status_code
+    if sink is None or not response.is_success:
+        raise NotUsableError(f"HTTP {status}: the response is a stream, which is not supported")
+    body = b""
+    async for part in response.aiter_raw():
+        for value in reader.feed(part):
+            body = value.value
+            await sink(value)
+    for value in reader.feed(b"", last=True):
+        body = value.value
+        await sink(value)
+    return body
+
+
+def _media_type(response: httpx2.Response) -> str:
+    return str(response.headers.get("content-type", "")).partition(";")[0].strip().lower()
+
+
+def _check_encoding(response: httpx2.Response) -> None:
+    if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise NotUsableError(
+            f"HTTP {response.status_code}: the response is compressed, which was not requested"
+        )
 
 
 async def _body(response: httpx2.Response, limit: int) -> bytes:
     status, headers = response.status_code, response.headers
-    if headers.get("content-type", "").partition(";")[0].strip().lower() in _STREAMS:
-        raise NotUsableError(f"HTTP {status}: the response is a stream, which is not supported")
     text = headers.get("content-length", "")
     if len(text) > _MAX_DIGITS or (text.isdigit() and int(text) > limit):
         raise NotUsableError(_too_long(status, limit))
-    if headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise NotUsableError(f"HTTP {status}: the response is compressed, which was not requested")
     parts: list[bytes] = []
     size = 0
     async for part in response.aiter_raw():
