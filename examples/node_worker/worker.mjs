@@ -13,15 +13,26 @@ const handlers = {
   "node.early": (_, { attempt }) => { if (attempt < 3) throw new Snooze("", { cause: 0.05 }); return attempt; },
   "node.sum": (_, { inputs = [] }) => inputs.reduce((sum, each) => sum + each, 0), // the results of the tasks that it waited for
   "node.slow": async ({ seconds }, { signal }) => { await sleep(seconds * 1000, null, { signal }); return "slept"; },
+  "node.count": async ({ to }, { stream }) => { for (let n = 1; n <= to; n++) stream(n), await sleep(1); return to; }, // readers get the numbers while it runs
 };
 
 const url = (process.env.TASKQUEUE_SERVER_URL ?? "http://127.0.0.1:8420").replace(/^http/, "ws") + "/v1/socket";
 const workerId = `node.${process.pid}.${Date.now().toString(36)}`; // unique per start
 const room = 10;
 const held = new Map(); // receipt -> its verdict, null while it runs; kept until the server has stored the verdict
+const streams = new Map(); // receipt -> what it has streamed and the server has not confirmed, with the number of the first of these events
 let socket, features = [], ready = false, leaving = false, pause = 0, lease = 15, heard = 0;
 
 const say = (frame) => ready && socket.readyState === WebSocket.OPEN && socket.send(JSON.stringify(frame));
+
+function tell(receipt, value, channel = "data") {
+  if (!held.has(receipt) || !features.includes("events")) return;
+  if (!streams.has(receipt)) streams.set(receipt, { first: 1, events: [] });
+  const kept = streams.get(receipt);
+  kept.events.push({ value: value ?? null, channel });
+  if (kept.events.length > 1000) kept.events.shift(), kept.first++; // the server is slow: readers get the number of what is missing
+  say({ type: "event", streams: [{ receipt, first: kept.first + kept.events.length - 1, events: kept.events.slice(-1) }] });
+}
 
 async function limited(seconds, start) { // ends an attempt at its timeout; a handler should end when `signal` says so
   const ending = new AbortController(), timeout = sleep(Math.min(seconds * 1000, 2 ** 31 - 1), null, { signal: ending.signal });
@@ -36,7 +47,7 @@ async function run({ receipt, task, ...delivery }) {
   held.set(receipt, null);
   let verdict;
   try {
-    const start = async (signal) => handlers[task.key](withInputs(task.payload, delivery.inputs), { ...delivery, signal });
+    const start = async (signal) => handlers[task.key](withInputs(task.payload, delivery.inputs), { ...delivery, signal, stream: (...event) => tell(receipt, ...event) });
     const result = await (delivery.timeout ? limited(delivery.timeout, start) : start());
     verdict = { type: "ack", receipts: [receipt], results: { [receipt]: result ?? null } };
   } catch (error) {
@@ -51,15 +62,22 @@ async function run({ receipt, task, ...delivery }) {
   say({ type: "credit", n: 1 });
 }
 
+const forget = (receipt) => { held.delete(receipt); streams.delete(receipt); };
+
 const hear = {
   welcome(frame) {
     ready = true; pause = 0; lease = frame.lease; features = frame.features ?? [];
     const adopted = new Set(frame.adopted); // the rest is gone
+    for (const [receipt, kept] of streams) adopted.has(receipt) ? kept.events.length && say({ type: "event", streams: [{ receipt, ...kept }] }) : streams.delete(receipt);
     for (const [receipt, verdict] of held) adopted.has(receipt) ? verdict && say(verdict) : held.delete(receipt);
   },
   deliver: ({ deliveries }) => deliveries.filter((one) => !held.has(one.receipt)).forEach(run),
-  settled: ({ ok = [], lease_lost = [] }) => [...ok, ...lease_lost].forEach((receipt) => held.delete(receipt)),
-  revoke: ({ receipts }) => receipts.forEach((receipt) => held.delete(receipt)),
+  stored: ({ numbers }) => Object.entries(numbers).forEach(([receipt, last]) => {
+    const kept = streams.get(receipt), count = kept && Math.max(0, last + 1 - kept.first);
+    if (kept) kept.events.splice(0, count), kept.first += count;
+  }),
+  settled: ({ ok = [], lease_lost = [] }) => [...ok, ...lease_lost].forEach(forget),
+  revoke: ({ receipts }) => receipts.forEach(forget),
   ping: ({ n = 0 }) => say({ type: "pong", n }),
   drain: () => {}, // it closes with 1012 once what runs here is settled, or its time is over
   error: ({ code, message }) => console.error(`the server says ${code}: ${message}`),

@@ -122,7 +122,10 @@ async def test_it_ends_attempts_at_their_timeout() -> None:
 
 
 async def test_it_gets_results_of_other_tasks() -> None:
-    """U15, U16, E1: steps in Node get results of others as inputs, and in their payload; Python gets those of Node."""
+    """U15, U16, U19, E1: steps in Node get results as inputs, and in their payload; Python gets those of Node.
+
+    What a handler in Node streams is read in order, before the end of its task.
+    """
     flows = Flows()
     async with running(backend := MemoryBackend()) as it:
         async with worker(it.server.url), working(Worker(flows.tasks, url=it.server.url)):
@@ -137,10 +140,15 @@ async def test_it_gets_results_of_other_tasks() -> None:
                 ),
             ]
             await Queue(backend).workflows.put(steps, id="w")
+            await it.publish("a", key="node.count", payload=b'{"to":3}')
+            await it.reaches("node.count", done=1, seconds=30)
             await it.reaches("node.sum", done=1, seconds=30)
             await it.reaches("node.square", done=3, seconds=30)
         assert await backend.control.results("node.sum", "w.sum") == (b"25",)
         assert await backend.control.results("node.square", "w.end") == (b"2500",)
+        page = await backend.streams.events("node.count", "a")
+        assert page is not None
+        assert [event.value for event in page.events] == [b"1", b"1", b"2", b"3", b'"done"']
 
 
 async def test_an_unknown_token_ends_it() -> None:
