@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.limits import LIMITS, check_name, kind_of
+from taskqueue_core.limits import LIMITS, check_choice, check_name, kind_of
 
 __all__ = ["After", "OnDead", "TaskRef", "When"]
 
 When = Literal["done", "ended", "failed"]
 OnDead = Literal["hold", "cancel"]
+WHEN: tuple[When, ...] = get_args(When)
+ON_DEAD: tuple[OnDead, ...] = get_args(OnDead)
 INPUTS_TOO_LARGE = "inputs_too_large"
 """reason of a dead letter whose parents' results are larger together than `Limits.payload`"""
 PARENT_ENDED = "parent_ended"
@@ -63,8 +65,8 @@ class After(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         _check_parents(self.tasks)
-        _check_choice("after.when", self.when, ("done", "ended", "failed"))
-        _check_choice("after.on_dead", self.on_dead, ("hold", "cancel"))
+        check_choice("after.when", self.when, WHEN)
+        check_choice("after.on_dead", self.on_dead, ON_DEAD)
         _check_inputs(self.inputs, len(self.tasks))
 
 
@@ -100,8 +102,3 @@ def _check_inputs(inputs: object, parents: int) -> None:
         raise InvalidInput("after.inputs", kind_of(inputs), allowed)
     if len(set(inputs)) < len(inputs):
         raise InvalidInput("after.inputs", "the same position twice", "each position once")
-
-
-def _check_choice(field: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise InvalidInput(field, kind_of(value), " or ".join(repr(each) for each in allowed))

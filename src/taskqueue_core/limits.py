@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from itertools import accumulate
 
@@ -202,6 +202,12 @@ def check_number(field: str, value: object, lowest: int, highest: int) -> None:
     if type(value) is int and lowest <= value <= highest:
         return
     raise InvalidInput(field, _number(value), f"a whole number from {lowest} to {highest}")
+
+
+def check_choice(field: str, value: object, allowed: Sequence[str]) -> None:
+    """Check that a value is one of some texts."""
+    if not isinstance(value, str) or value not in allowed:
+        raise InvalidInput(field, kind_of(value), f"one of {', '.join(map(repr, allowed))}")
 
 
 def check_json(field: str, value: object, limit: str) -> None:

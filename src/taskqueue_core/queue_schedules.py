@@ -100,9 +100,8 @@ class QueueSchedules:
         """
         if not isinstance(schedule, Schedule):
             raise InvalidInput("schedule", kind_of(schedule), "a Schedule")
-        if version is not None:
-            check_number("version", version, 0, 2**53)
-        if declared_by:
+        _check_version(version)
+        if declared_by not in (None, ""):
             check_name("declared_by", declared_by)
         self.demand(schedule)
         attempt = 0
@@ -220,6 +219,7 @@ class QueueSchedules:
         Raises `SettingsConflict` if ``version`` is given and the stored one is another.
         """
         check_name("name", name)
+        _check_version(version)
         found = await self._store.get(name)
         return found is not None and await self._store.delete(found.key, name, version=version)
 
@@ -312,6 +312,11 @@ class QueueSchedules:
         if found is None:
             raise UnknownKey("name", "a schedule that does not exist", "the name of a schedule")
         return found
+
+
+def _check_version(version: int | None) -> None:
+    if version is not None:
+        check_number("version", version, 0, 2**53)
 
 
 def _spec_or_none(stored: StoredSchedule) -> Spec | None:

@@ -241,7 +241,9 @@ class QueueWorkflows:
             pause = min(pause * _GROWTH, _LONGEST_PAUSE)
 
 
-def _check_types(steps: Sequence[WorkflowStep]) -> None:
+def _check_types(steps: object) -> None:
+    if not isinstance(steps, Sequence):
+        raise InvalidInput("steps", kind_of(steps), "a list of WorkflowStep")
     for step in steps:
         if not isinstance(step, WorkflowStep):
             raise InvalidInput("steps", kind_of(step), "items that are a WorkflowStep")

@@ -127,7 +127,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
             got = f"{kind_of(attempts)} out of range"
             raise InvalidInput("max_attempts", got, "a whole number from 1 to 1000")
         if (
-            self.tags
+            self.tags != ()
             or self.unique is not None
             or self.after is not None
             or self.batch is not None

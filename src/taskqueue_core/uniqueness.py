@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.limits import check_duration, check_name, kind_of
+from taskqueue_core.limits import check_choice, check_duration, check_name, kind_of
 
 __all__ = ["Debounce", "OnConflict", "Unique", "UniqueKey", "Until"]
 
@@ -76,8 +76,8 @@ class UniqueKey(
 
     def __post_init__(self) -> None:
         check_name("unique.key", self.key)
-        _check_choice("unique.until", self.until, _UNTIL)
-        _check_choice("unique.on_conflict", self.on_conflict, _ON_CONFLICT)
+        check_choice("unique.until", self.until, _UNTIL)
+        check_choice("unique.on_conflict", self.on_conflict, _ON_CONFLICT)
         if self.period is not None:
             _check_positive("unique.period", self.period)
         if self.debounce is None:
@@ -127,6 +127,9 @@ class Unique(msgspec.Struct, frozen=True):
         ):
             got = kind_of(names)
             raise InvalidInput("unique.by", got, "a tuple of names, as in by=('user',), or 'all'")
+        per_tenant: object = self.per_tenant
+        if not isinstance(per_tenant, bool):
+            raise InvalidInput("unique.per_tenant", kind_of(per_tenant), "True or False")
         self.key("x", {} if self.by == "all" else dict.fromkeys(self.by))  # checks the other fields
 
     def key(
@@ -216,8 +219,3 @@ def _check_positive(field: str, value: object) -> None:
     check_duration(field, value)
     if not value:
         raise InvalidInput(field, "0", "a number of seconds above 0")
-
-
-def _check_choice(field: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise InvalidInput(field, kind_of(value), " or ".join(repr(each) for each in allowed))

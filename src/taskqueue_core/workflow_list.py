@@ -55,11 +55,11 @@ async def read_page(
     return tuple([status for status in found if status is not None]), following
 
 
-def _position(after: str | None) -> tuple[int, str | None]:
+def _position(after: object) -> tuple[int, str | None]:
     """Return where a list goes on: a place in `_IN_ORDER`, and the cursor in it. Raises `InvalidInput`."""
     if after is None:
         return 0, None
-    place, dot, cursor = after.partition(".")
+    place, dot, cursor = after.partition(".") if isinstance(after, str) else ("", "", "")
     if not dot or place not in map(str, range(len(_IN_ORDER))):
         raise InvalidInput("after", kind_of(after), "the next of a page of workflows")
     return int(place), cursor or None

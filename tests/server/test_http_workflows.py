@@ -100,10 +100,11 @@ async def test_publish_read_and_cancel() -> None:
         (workflow(*[("a", {})] * (LIMITS.steps + 1)), "steps"),
         (workflow(*[("a", {"payload": "x" * 250_000})] * 17), "steps"),
         (workflow(("a", {"unique": {"key": "w"}})), "steps[0].unique"),
+        (workflow(("a", {"headers": {f"h{n}": "x" for n in range(31)}})), "steps.0.headers"),
     ],
     ids=[
         *("empty", "cycle", "unknown", "twice", "priority", "dot", "times", "id", "many", "large"),
-        "unique",
+        *("unique", "headers"),
     ],
 )
 async def test_bad_input(body: dict[str, Any], field: str) -> None:

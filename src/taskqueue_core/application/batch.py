@@ -60,7 +60,12 @@ class Batch:
         ]
         if not self._callbacks:
             raise InvalidInput("then", "no callback", "a call for one of then, failed and ended")
-        checked_calls([call for _, _, call in self._callbacks])
+        for _, name, call in self._callbacks:
+            try:
+                checked_calls([call])
+            except InvalidInput as error:
+                allowed = "a call, as in resize.call('cat.png')"
+                raise InvalidInput(name, error.got, allowed) from None
         self._first = self._callbacks[0][2].function
         task_id = new_id() if id is None else id
         check_name("id", task_id)
@@ -84,7 +89,6 @@ class Batch:
         ['shop.resize']
         """
         given, queue = checked_calls(calls), self._first.connection()
-        await self._store(queue)
 
         async def encode(call: Call[Any]) -> Task:
             task, tag = await call.task(queue), tag_of(call.function, self.ref.task_id)
@@ -92,6 +96,7 @@ class Batch:
             return replace(task, batch=self.ref, tags=tags)
 
         async def send(tasks: Sequence[tuple[int, Task]]) -> Sequence[Confirmation]:
+            await self._store(queue)  # not before the members were checked
             return await queue.publish_many([task for _, task in tasks])
 
         handles: list[Handle[Any]] = []

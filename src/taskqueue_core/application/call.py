@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from msgspec import Raw
 from typing_extensions import Unpack
@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 from taskqueue_core.application.encoding import Encoding
 from taskqueue_core.application.outputs import Output
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.limits import duration
+from taskqueue_core.limits import check_headers, duration
 from taskqueue_core.queue import PublishOptions, Queue
 from taskqueue_core.schedules import InstantForm, TaskTemplate
 from taskqueue_core.sync import SyncQueue
@@ -36,6 +36,7 @@ OPTIONS = frozenset(CallOptions.__annotations__) | frozenset(PublishOptions.__an
 """the names of the options of `TaskFunction.using`"""
 
 
+@runtime_checkable
 class DeclaredTask(Protocol[R_co]):
     """What a call needs of its task function."""
 
@@ -153,7 +154,9 @@ class Call(Generic[R_co]):
                 )
         if options.get("expires_in") is not None:
             options["expires_in"] = duration("expires_in", options["expires_in"])
-        options["headers"] = {**(options.get("headers") or {}), **self.function.headers}
+        given = options.get("headers") or {}
+        check_headers("headers", given)
+        options["headers"] = {**given, **self.function.headers}
         options["unique"] = self.function.unique_key(self.payload, self.instants)
         options["tags"] = self.function.tags
         payload, encoding = self.payload, self.function.encoding

@@ -10,7 +10,7 @@ from taskqueue_core.application.call import DeclaredTask
 from taskqueue_core.application.stored_result import result_of
 from taskqueue_core.capabilities import control_of
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.limits import LIMITS
+from taskqueue_core.limits import LIMITS, kind_of
 from taskqueue_core.tasks import State
 
 R = TypeVar("R")
@@ -53,6 +53,8 @@ async def member_results(of: DeclaredTask[R], batch_id: str) -> AsyncIterator[tu
 
     Raises `InvalidInput`, and the errors of `result_of`.
     """
+    if not isinstance(of, DeclaredTask):
+        raise InvalidInput("of", kind_of(of), "a declared task")
     tag = tag_of(of, batch_id)
     if tag is None or not of.policies.get("keep_ended"):
         raise InvalidInput(

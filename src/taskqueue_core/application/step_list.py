@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from taskqueue_core.after import OnDead, TaskRef, When
+from taskqueue_core.after import ON_DEAD, WHEN, OnDead, TaskRef, When
 from taskqueue_core.application.call import Call
 from taskqueue_core.application.handles import Handle
 from taskqueue_core.application.publishing import publish_together
 from taskqueue_core.application.workflow_step import Step
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.limits import kind_of
+from taskqueue_core.limits import check_choice, kind_of
 from taskqueue_core.publish_options import ref_of
 from taskqueue_core.queue import Queue
 from taskqueue_core.tasks import Confirmation, Published, Task
@@ -60,6 +60,11 @@ class StepList:
                 )
         if call.instants:
             raise InvalidWorkflow(f"steps.{name}.call", "an Instant", "a value")
+        try:
+            check_choice(f"steps.{name}.when", when, WHEN)
+            check_choice(f"steps.{name}.on_dead", on_dead, ON_DEAD)
+        except InvalidInput as error:
+            raise InvalidWorkflow(error.field, error.got, error.allowed) from None
         given = after if isinstance(after, list | tuple) else [after]
         parents = dict.fromkeys([self._parent(name, each) for each in given])
         parents |= dict.fromkeys([self._parent(name, each.step) for each in call.outputs])

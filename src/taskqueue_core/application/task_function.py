@@ -34,7 +34,7 @@ from taskqueue_core.application.task_options import TaskOptions
 from taskqueue_core.application.type_errors import schema_error
 from taskqueue_core.application.unique_work import UniqueWork
 from taskqueue_core.errors import ConfigurationError, InvalidInput
-from taskqueue_core.limits import check_tags
+from taskqueue_core.limits import check_headers, check_tags
 from taskqueue_core.policy_model import nearest_first
 from taskqueue_core.protocol.frames import WireTask
 from taskqueue_core.queue import PublishOptions, Queue, stored
@@ -239,6 +239,7 @@ class TaskFunction(Generic[P, R_co, C_co]):
             options.pop("on", None)
             options |= {"unique": self.unique_key(text), "tags": self.tags}
             if given := options.get("headers"):
+                check_headers("headers", given)
                 options["headers"] = {**given, **self.headers}
                 if self.encoding is None:  # headers of an encoded task were copied
                     options["headers"].pop(CODEC_HEADER, None)

@@ -11,7 +11,14 @@ from msgspec.structs import force_setattr as set_field
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.json_text import encode_json
-from taskqueue_core.limits import LIMITS, check_duration, check_name, kind_of
+from taskqueue_core.limits import (
+    LIMITS,
+    check_choice,
+    check_duration,
+    check_headers,
+    check_name,
+    kind_of,
+)
 from taskqueue_core.schedules.when import Cron, Every, When, checked_datetime, following, text_of
 from taskqueue_core.tasks import DEFAULT_PRIORITY, Task
 from taskqueue_core.uniqueness import UniqueKey
@@ -95,6 +102,7 @@ class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             raise InvalidInput("payload", kind_of(payload), "JSON text, as bytes")
         if self.expires_in is not None:
             check_duration("expires_in", self.expires_in)
+        check_headers("headers", self.headers)
         _check_instants(self.instants)
         if isinstance(self.unique, UniqueKey) and self.unique.debounce is not None:
             raise InvalidInput(
@@ -128,7 +136,7 @@ class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             priority=self.priority,
             tenant=self.tenant,
             ordering_key=ordering_key or self.ordering_key,
-            unique=self.unique or key_of_schedule,
+            unique=key_of_schedule if self.unique is None else self.unique,
             max_attempts=self.max_attempts,
             tags=self.tags,
             not_before=available if delayed else None,
@@ -230,7 +238,7 @@ class Schedule(msgspec.Struct, frozen=True, omit_defaults=True):
                     "call", kind_of(self.call), "a call, as in resize.call('cat.png')"
                 )
             set_field(self, "call", self.call.template())
-        _check_choice("catch_up", self.catch_up, CatchUp)
+        check_choice("catch_up", self.catch_up, get_args(CatchUp))
         check_duration("late", self.late)
         if self.late < 1:
             raise InvalidInput("late", "a number that is not allowed", "a number of seconds from 1")
@@ -293,7 +301,7 @@ def check_schedule_name(name: object) -> None:
 
 def check_overlap(overlap: object, task: TaskTemplate) -> None:
     """Check what happens if tasks of a schedule overlap. Raises `InvalidInput`."""
-    _check_choice("overlap", overlap, Overlap)
+    check_choice("overlap", overlap, get_args(Overlap))
     if overlap == "wait" and task.ordering_key is not None:
         raise InvalidInput(
             "overlap", "'wait' with an ordering key", "another overlap, or no ordering key"
@@ -311,9 +319,3 @@ def check_overlap(overlap: object, task: TaskTemplate) -> None:
             "overlap='allow', so that the unique key alone decides, or a unique key of "
             f"until={needed.until!r} and on_conflict={needed.on_conflict!r}",
         )
-
-
-def _check_choice(field: str, value: object, choices: Any) -> None:
-    if value not in get_args(choices):
-        allowed = ", ".join(repr(each) for each in get_args(choices))
-        raise InvalidInput(field, kind_of(value), f"one of {allowed}")

@@ -1,6 +1,6 @@
 """Workflows: tasks that wait for one another, stored as one task, which servers and local workers expand into steps."""
 
-from taskqueue_core.workflows.expansion import STEP_HEADER, WORKFLOW_HEADER, levels, tasks_of
+from taskqueue_core.workflows.expansion import levels, tasks_of
 from taskqueue_core.workflows.inputs import count_references, input_reference, with_inputs
 from taskqueue_core.workflows.status import (
     StepStatus,
@@ -10,6 +10,8 @@ from taskqueue_core.workflows.status import (
     WorkflowSummary,
 )
 from taskqueue_core.workflows.steps import (
+    STEP_HEADER,
+    WORKFLOW_HEADER,
     InvalidWorkflow,
     UnknownWorkflow,
     WorkflowStep,

@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from msgspec import structs
-
 from taskqueue_core.after import After, TaskRef
 from taskqueue_core.tasks import Task
 from taskqueue_core.workflows.steps import WorkflowStep, step_id
 from taskqueue_core.workflows.stored import WORKFLOWS
 
-__all__ = ["STEP_HEADER", "WORKFLOW_HEADER", "levels", "tasks_of"]
-
-WORKFLOW_HEADER = "taskqueue-workflow"
-"""header with the id of the workflow that a task is a step of"""
-STEP_HEADER = "taskqueue-step"
-"""header with the name of the step"""
+__all__ = ["levels", "tasks_of"]
 
 
 def tasks_of(workflow: str, steps: Sequence[WorkflowStep], source: str) -> list[Task]:
@@ -28,14 +21,7 @@ def tasks_of(workflow: str, steps: Sequence[WorkflowStep], source: str) -> list[
     """
     known = {step.name: TaskRef(step.key, step_id(workflow, step.name)) for step in steps}
     gate = TaskRef(WORKFLOWS, source)
-    return [
-        structs.replace(
-            step.task(workflow),
-            after=_after(step, known, gate),
-            headers={**step.headers, WORKFLOW_HEADER: workflow, STEP_HEADER: step.name},
-        )
-        for step in steps
-    ]
+    return [step.task(workflow, _after(step, known, gate)) for step in steps]
 
 
 def _after(step: WorkflowStep, known: dict[str, TaskRef], gate: TaskRef) -> After:

@@ -8,12 +8,14 @@ import msgspec
 from msgspec.structs import force_setattr as set_field
 from msgspec.structs import replace
 
-from taskqueue_core.after import After, OnDead, TaskRef, When
+from taskqueue_core.after import ON_DEAD, WHEN, After, OnDead, TaskRef, When
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.limits import LIMITS, check_name, kind_of
+from taskqueue_core.limits import LIMITS, check_choice, check_headers, check_name, kind_of
 from taskqueue_core.tasks import DEFAULT_PRIORITY, Task
 
 __all__ = [
+    "STEP_HEADER",
+    "WORKFLOW_HEADER",
     "InvalidWorkflow",
     "UnknownWorkflow",
     "WorkflowStep",
@@ -28,6 +30,10 @@ __all__ = [
     "workflow_of",
 ]
 
+WORKFLOW_HEADER = "taskqueue-workflow"
+"""header with the id of the workflow that a task is a step of"""
+STEP_HEADER = "taskqueue-step"
+"""header with the name of the step"""
 _ADDED = ":"
 """character between the name of a step and the names of those that it adds"""
 _NAMED = 5
@@ -98,6 +104,12 @@ class WorkflowStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         after: object = self.after
         if not isinstance(after, tuple) or not all(isinstance(p, str | TaskRef) for p in after):
             raise InvalidInput("after", kind_of(after), "a tuple of names of steps, and of TaskRef")
+        inputs: object = self.inputs
+        if not isinstance(inputs, tuple):
+            raise InvalidInput("inputs", kind_of(inputs), "a tuple of positions in after")
+        check_choice("when", self.when, WHEN)
+        check_choice("on_dead", self.on_dead, ON_DEAD)
+        check_headers("headers", self.headers)
         self.task("x" * LIMITS.workflow_id)  # checks all other fields
 
     @staticmethod
@@ -111,13 +123,13 @@ class WorkflowStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         """The parents that are not steps of the workflow."""
         return tuple(parent for parent in self.after if isinstance(parent, TaskRef))
 
-    def task(self, workflow: str, after: After | None = None, **headers: str) -> Task:
+    def task(self, workflow: str, after: After | None = None) -> Task:
         """Return the task of the step in a workflow. Raises `InvalidInput`."""
         return Task(
             key=self.key,
             id=step_id(workflow, self.name),
             payload=bytes(self.payload),
-            headers={**self.headers, **headers},
+            headers={**self.headers, WORKFLOW_HEADER: workflow, STEP_HEADER: self.name},
             priority=self.priority,
             tenant=self.tenant,
             ordering_key=self.ordering_key,
@@ -161,6 +173,8 @@ def check_own_name(value: str) -> None:
 
 def workflow_of(by: TaskRef) -> str:
     """Return the id of the workflow that a task is a step of, by the task's id. Raises `InvalidWorkflow`."""
+    if not isinstance(by, TaskRef):
+        raise InvalidWorkflow("by", kind_of(by), "the TaskRef of a step")
     workflow, dot, name = by.task_id.rpartition(".")
     if not (workflow and dot and name):
         raise InvalidWorkflow("by", "a task that is no step of a workflow", "a step of a workflow")
