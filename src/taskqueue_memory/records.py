@@ -7,9 +7,6 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Protocol
 
-import msgspec
-
-from taskqueue_core.authoring.entries import digest_of
 from taskqueue_core.authoring.fair_order import PriorityFloor
 from taskqueue_core.authoring.helpers import UNLIMITED, QueueRoom, room_of
 from taskqueue_core.authoring.listings import ENDED
@@ -28,9 +25,6 @@ from taskqueue_memory.lanes import Lanes, OrderingKeys
 from taskqueue_memory.tag_index import TagIndex
 from taskqueue_memory.tenants import TenantItem, Tenants
 from taskqueue_memory.unique_keys import UniqueKeys
-
-_SMALL = 512
-"""maximum size in bytes of a payload that is kept after its task has ended; a longer payload is replaced by a digest"""
 
 
 class Consumer(Protocol):
@@ -87,14 +81,6 @@ class TaskRecord(TenantItem, kw_only=True, eq=False):
 
     stream: MemoryEventStream | None = None
     """the events of the task, if it has streamed any"""
-
-    def shed(self) -> None:
-        """Replace a long payload with its digest, because an ended task is kept only to detect duplicates."""
-        if self.wait is not None:
-            self.wait.inputs = {}
-        if len(self.task.payload) > _SMALL:
-            self.digest = self.digest or digest_of(self.task)
-            self.task = msgspec.structs.replace(self.task, payload=b"null")
 
     @property
     def stream_until(self) -> float:

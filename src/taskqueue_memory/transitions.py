@@ -347,7 +347,7 @@ class MemoryStore(Steps):
             if (until := record.needed_until) > now:  # new settings have extended the window
                 ends.add(until, record, record.seq)
             elif (until := record.kept_until) > now and record.state is not None:
-                record.queue.kept[record.state][record] = None
+                record.queue.kept[record.state][record], record.stream = None, None
                 ends.add(until, record, record.seq)
             else:
                 self._remove(record)

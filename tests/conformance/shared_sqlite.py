@@ -29,8 +29,10 @@ from taskqueue_core.recordstore.audit import RecordAudit
 from taskqueue_core.recordstore.backend import RecordPublisher
 from taskqueue_core.recordstore.control import RecordControl
 from taskqueue_core.recordstore.dependencies import RecordDependencies
+from taskqueue_core.recordstore.listing import RecordListing
 from taskqueue_core.recordstore.notify import RecordRoomSignal
 from taskqueue_core.recordstore.schedules import RecordSchedules
+from taskqueue_core.recordstore.streams import RecordStreams
 from taskqueue_core.recordstore.subscription import RecordSubscription
 from taskqueue_core.recordstore.transitions import Transitions
 from taskqueue_core.tasks import QueueStats, Received, WorkerInfo
@@ -46,6 +48,8 @@ CAPABILITIES = Capabilities(
             Capability.AUDIT,
             Capability.SCHEDULES,
             Capability.AFTER,
+            Capability.LISTING,
+            Capability.STREAMS,
         }
     ),
     shared=True,
@@ -251,6 +255,16 @@ class SharedSchedules(RecordSchedules):
         return super().signal()
 
 
+class SharedStreams(RecordStreams):
+    """Streams whose readers are also notified of commits of other processes."""
+
+    _transitions: SharedTransitions
+
+    def _signal(self, name: str) -> RecordRoomSignal:
+        self._transitions.watch()
+        return super()._signal(name)
+
+
 class SharedDependencies(RecordDependencies):
     """Lines whose wait also ends after commits of other processes."""
 
@@ -277,6 +291,8 @@ class SharedBackend(RecordBackend):
         self.dead_letters._transitions = self._transitions
         self.control = SharedControl(self._transitions, self.control._stored)
         self.audit = RecordAudit(self._transitions)
+        self.listing = RecordListing(self._transitions)
+        self.streams = SharedStreams(self._transitions)
         self.schedules = SharedSchedules(self._transitions, self.publisher.publish_one)
         self.dependencies = SharedDependencies(self._transitions)
 

@@ -16,16 +16,17 @@ from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import BackendUnavailable, TaskQueueError
 from taskqueue_core.rate_limit import Bucket
 from taskqueue_core.recordstore import Record, RecordStore, ScheduleRecord
+from taskqueue_core.recordstore.store import AFTER_ALL
 from taskqueue_core.tasks import State
 
 _SCHEMA = """
 BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS records (
-    key TEXT, id TEXT, state TEXT, priority INTEGER, seq INTEGER, due REAL, alarm REAL, owner INTEGER, unique_key TEXT,
+    key TEXT, id TEXT, state TEXT, place TEXT, seq INTEGER, due REAL, alarm REAL, owner INTEGER, unique_key TEXT,
     record BLOB,
     PRIMARY KEY (key, id)
 );
-CREATE INDEX IF NOT EXISTS lanes ON records (key, priority DESC, seq) WHERE state = 'waiting';
+CREATE INDEX IF NOT EXISTS lists ON records (key, state, place);
 CREATE INDEX IF NOT EXISTS states ON records (key, state, seq);
 CREATE INDEX IF NOT EXISTS dues ON records (key, due, seq) WHERE due IS NOT NULL;
 CREATE INDEX IF NOT EXISTS alarms ON records (alarm, seq) WHERE alarm IS NOT NULL;
@@ -153,7 +154,7 @@ class SharedStore(RecordStore):
         task = record.task
         self._write(
             "REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            *(task.key, task.id, record.state, task.priority, record.seq),
+            *(task.key, task.id, record.state, record.place, record.seq),
             *(
                 record.due,
                 record.alarm,
@@ -172,18 +173,21 @@ class SharedStore(RecordStore):
                 "DELETE FROM records WHERE key = ? AND id = ?", record.task.key, record.task.id
             )
 
-    def first_waiting(self, key: str) -> Record | None:
+    def listed(
+        self, key: str, state: State, first: str, last: str, limit: int, *, newest: bool = False
+    ) -> list[Record]:
         if (seen := self._seen.pop(key, None)) is not None:
-            return seen
-        head = "key = ? AND state = 'waiting' ORDER BY priority DESC, seq LIMIT 1"
+            return [seen]
+        page = "key = ? AND state = ? AND place >= ? AND place < ? ORDER BY place"
         if "no index" in self.mistakes:
-            head = "+key = ? AND +state = 'waiting' ORDER BY +priority DESC, +seq LIMIT 1"
-        return next(iter(self._select(head, key)), None)
+            page = "+key = ? AND +state = ? AND +place >= ? AND +place < ? ORDER BY +place"
+        order = "DESC" if newest else "ASC"
+        return self._select(f"{page} {order} LIMIT ?", key, state, first, last, limit)
 
     def look_ahead(self, keys: Collection[str]) -> None:
         """Read the next candidates before the lock is taken: a mistake."""
-        found = {key: self.first_waiting(key) for key in keys}
-        self._seen = {key: record for key, record in found.items() if record is not None}
+        found = {key: self.listed(key, State.WAITING, "", AFTER_ALL, 1) for key in keys}
+        self._seen = {key: records[0] for key, records in found.items() if records}
 
     def in_state(self, key: str, state: State, limit: int, after: int = 0) -> list[Record]:
         page = "key = ? AND state = ? AND seq > ? ORDER BY seq LIMIT ?"
@@ -246,9 +250,11 @@ class SharedStore(RecordStore):
     def drop_link(self, name: str) -> None:
         self._write("DELETE FROM links WHERE name = ?", name)
 
-    def links(self, first: str, last: str, limit: int) -> list[tuple[str, bytes]]:
-        query = "SELECT name, value FROM links WHERE name >= ? AND name < ? ORDER BY name LIMIT ?"
-        return self._run(query, first, last, limit)
+    def links(
+        self, first: str, last: str, limit: int, *, newest: bool = False
+    ) -> list[tuple[str, bytes]]:
+        query = "SELECT name, value FROM links WHERE name >= ? AND name < ? ORDER BY name"
+        return self._run(f"{query} {'DESC' if newest else 'ASC'} LIMIT ?", first, last, limit)
 
     def count(self, key: str, name: str, by: int = 1) -> None:
         if "counters in a second transaction" in self.mistakes:

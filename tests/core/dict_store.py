@@ -22,7 +22,7 @@ class Row(NamedTuple):
     """A stored record with the columns by which queries find it."""
 
     key: str
-    priority: int
+    place: str
     state: State | None
     seq: int
     due: float | None
@@ -115,7 +115,7 @@ class DictStore(RecordStore):
         task = record.task
         self._new.rows[task.key, task.id] = Row(
             task.key,
-            task.priority,
+            record.place,
             record.state,
             record.seq,
             record.due,
@@ -129,14 +129,18 @@ class DictStore(RecordStore):
         """Delete a record."""
         del self._new.rows[record.task.key, record.task.id]
 
-    def first_waiting(self, key: str) -> Record | None:
-        """Return the waiting record of a queue that comes first: highest priority, then lowest sequence number."""
+    def listed(
+        self, key: str, state: State, first: str, last: str, limit: int, *, newest: bool = False
+    ) -> Sequence[Record]:
+        """Return records of a queue in one state by their places, by scanning all rows."""
         self.asked.append(key)
-        waiting = [
-            row for row in self._new.rows.values() if (row.key, row.state) == (key, State.WAITING)
+        rows = [
+            row
+            for row in self._new.rows.values()
+            if (row.key, row.state) == (key, state) and first <= row.place < last
         ]
-        first = min(waiting, key=lambda row: (-row.priority, row.seq), default=None)
-        return None if first is None else _decoder.decode(first.record)
+        rows.sort(key=lambda row: row.place, reverse=newest)
+        return [_decoder.decode(row.record) for row in rows[:limit]]
 
     def in_state(self, key: str, state: State, limit: int, after: int = 0) -> Sequence[Record]:
         """Return records of a queue in one state, in sequence order, by scanning all rows."""
@@ -214,9 +218,12 @@ class DictStore(RecordStore):
         """Delete a link."""
         self._new.links.pop(name, None)
 
-    def links(self, first: str, last: str, limit: int) -> Sequence[tuple[str, bytes]]:
+    def links(
+        self, first: str, last: str, limit: int, *, newest: bool = False
+    ) -> Sequence[tuple[str, bytes]]:
         """Return links by name, by sorting all."""
-        names = sorted(name for name in self._new.links if first <= name < last)
+        found = (name for name in self._new.links if first <= name < last)
+        names = sorted(found, reverse=newest)
         return [(name, self._new.links[name]) for name in names[:limit]]
 
     def count(self, key: str, name: str, by: int = 1) -> None:

@@ -50,6 +50,8 @@ class TestRecordStore(BackendSuite):
                 Capability.AUDIT,
                 Capability.SCHEDULES,
                 Capability.AFTER,
+                Capability.LISTING,
+                Capability.STREAMS,
             }
         ),
         durable=True,

@@ -30,6 +30,8 @@ class TestSQLite(BackendSuite):
                 Capability.AUDIT,
                 Capability.SCHEDULES,
                 Capability.AFTER,
+                Capability.LISTING,
+                Capability.STREAMS,
             }
         ),
         durable=True,

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.capabilities import NewEvent, NewEvents, QueueSettings
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import BackendUnavailable, ConfigurationError, PublishUnconfirmed
 from taskqueue_core.rate_limit import RateLimit
-from taskqueue_core.tasks import Task
+from taskqueue_core.tasks import State, Task
 
 from taskqueue_sqlite import SQLiteBackend
 
@@ -24,15 +24,31 @@ def connection_of(backend: SQLiteBackend) -> sqlite3.Connection:
 
 
 async def live_a_life(backend: SQLiteBackend, clock: ManualClock) -> None:
-    """Run all calls of publishers, consumers and maintenance, with dead letters and limits."""
+    """Run all calls of publishers, consumers, readers and maintenance, with dead letters and limits."""
     rate = RateLimit(max_tokens=9)
-    limits = QueueSettings(capacity=9, max_inflight=9, rate_limit=rate, max_processing_time=99)
+    limits = QueueSettings(
+        capacity=9,
+        max_inflight=9,
+        rate_limit=rate,
+        max_processing_time=99,
+        index=("user",),
+        keep_ended=999,
+        keep_ended_most=1,
+        stream_events=2,
+    )
     limits = await backend.control.configure("k", limits)
     tasks = [Task(key="k", deadline=clock.now() + 9), Task(key="k", not_before=clock.now() + 1)]
-    await backend.publisher.publish(*tasks, Task(key="k"), Task(key="k"))
+    await backend.publisher.publish(*tasks, Task(key="k", tags=("user:1",)), Task(key="k"))
+    for newest in (False, True):
+        await backend.listing.tasks("k", state=State.WAITING, limit=1, newest=newest)
+        await backend.listing.tasks("k", tag="user:1", newest=newest)
     await clock.advance(1)
     subscription = backend.subscribe(["k", "idle"], "worker")
     first, second, third, fourth = (await subscription.receive(5, 0)).deliveries
+    await backend.streams.append(
+        NewEvents(delivery=first, events=(NewEvent(value=b"1"),) * 3, first=1)
+    )
+    await backend.streams.events("k", first.task.id)
     await subscription.ack(first, results=[b"1"])
     await subscription.redeliver(second, lost=True)
     await backend.publisher.schedule_retry(third.task, clock.now() + 1, settles=third)

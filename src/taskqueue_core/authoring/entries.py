@@ -34,6 +34,8 @@ LOST = "lost"
 POISONED = "max_losses_exceeded"
 """reason stored with a dead letter whose task was lost with its consumer too many times"""
 _HISTORY = 20
+_SMALL = 512
+"""maximum size in bytes of a payload that is kept after its task has ended"""
 _TRACEBACKS = 3
 """number of the last failures that keep their tracebacks"""
 _AT_REST = (State.WAITING, State.SCHEDULED, State.BLOCKED)
@@ -114,6 +116,14 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         if self.digest is None and own is None and other is None:
             return self.task.payload == task.payload
         return (self.digest or digest_of(self.task)) == digest_of(task)
+
+    def shed(self) -> None:
+        """Replace a long payload by its digest, because an ended task is kept only for lists and to detect duplicates."""
+        if self.wait is not None:
+            self.wait.inputs = {}
+        if len(self.task.payload) > _SMALL:
+            self.digest = self.digest or digest_of(self.task)
+            self.task = msgspec.structs.replace(self.task, payload=b"null")
 
     def holds(self, now: float) -> bool:
         """Return whether the task holds its unique key."""

@@ -21,9 +21,11 @@ from taskqueue_core.limits import check_time
 from taskqueue_core.recordstore.audit import RecordAudit
 from taskqueue_core.recordstore.control import RecordControl, RecordDeadLetters
 from taskqueue_core.recordstore.dependencies import RecordDependencies
+from taskqueue_core.recordstore.listing import RecordListing
 from taskqueue_core.recordstore.notify import RecordRoomSignal
 from taskqueue_core.recordstore.schedules import RecordSchedules
 from taskqueue_core.recordstore.store import Record, RecordStore
+from taskqueue_core.recordstore.streams import RecordStreams
 from taskqueue_core.recordstore.subscription import RecordSubscription
 from taskqueue_core.recordstore.transitions import STEP, Transitions
 from taskqueue_core.tasks import Confirmation, Delivery, Health, Published, Settled, Task
@@ -52,8 +54,11 @@ class RecordPublisher:
         """Publish a task within a step."""
         transitions = self._transitions
         settings = transitions.store.settings(task.key)
-        answer = self._known(task, settings.dedupe_window, now)
-        answer = answer or transitions.links.batches.refused(task) or self._held(task, now)
+        former = transitions.store.load(task.key, task.id)
+        answer = None
+        if former is not None and not former.is_over(now):
+            answer = _known(task, former, settings.dedupe_window, now)
+        answer = answer or transitions.links.batches.refused(task) or self._held(task, former, now)
         if answer is not None:
             return answer
         if settings.capacity is not None or settings.intake_paused or settings.moved_to:
@@ -65,27 +70,18 @@ class RecordPublisher:
             if task.unique is None
             else task.unique.due_at(task.not_before, now, now)
         )
-        record = Record(task=task, at=due or now, published_at=now if task.unique else 0.0)
-        transitions.begin(record, now)
+        record = Record(task=task, at=due or now, published_at=now)
+        transitions.begin(record, now, former)
         return _confirmation(task, Published.ACCEPTED)
 
-    def _known(self, task: Task, window: float, now: float) -> Confirmation | None:
-        """Return the answer to the publish of a known id."""
-        record = self._transitions.find(task.key, task.id, now)
-        if record is None or (known := record.recognise(task, now, window)) is None:
-            return None
-        if known is Published.REPLACED and record.replaced is not None:
-            return held_by(task, known, record.replaced)
-        return _confirmation(task, known)
-
-    def _held(self, task: Task, now: float) -> Confirmation | None:
+    def _held(self, task: Task, former: Record | None, now: float) -> Confirmation | None:
         """Return the answer to the publish of a task whose unique key is held, after a replacement."""
         if task.unique is None:
             return None
         holders = self._transitions.store.sharing(task.key, task.unique.key, STEP)
         found = meet(task, holders, now)
         if isinstance(found, Record):
-            self._transitions.replace(found, task, now)
+            self._transitions.replace(found, task, now, former)
             return held_by(task, Published.REPLACED, found.task.id)
         return found
 
@@ -105,7 +101,8 @@ class RecordPublisher:
     ) -> Confirmation:
         check_time("at", at)
         with self._transitions.step() as now:
-            record = self._transitions.find(task.key, task.id, now) or Record(task=task)
+            former = self._transitions.store.load(task.key, task.id)
+            record = Record(task=task) if former is None or former.is_over(now) else former
             used = record.retry_token(encodable(token), settles)
             if used in record.tokens:
                 return _confirmation(task, Published.DUPLICATE)
@@ -113,16 +110,27 @@ class RecordPublisher:
                 if record.receipt != settles.receipt:
                     answer([Settled.LEASE_LOST])
                 record.settle("retry")
+            if former is not None and former.ended:
+                self._transitions.clear(former)
             if record.ended:  # the retry of an ended task creates a new entry
                 record.task, record.state, record.digest, record.replaced = task, None, None, None
                 record.wait, record.linked = None, False
             if record.state is None:
                 record.published_at = now
+                self._transitions.index(record)
                 self._transitions.links.batches.begin(record, now)
             record.retry(used, encodable(error), now, traceback=traceback, free=free)
             self._transitions.store.count(task.key, "retried")
             self._transitions.schedule(record, at, now)
         return _confirmation(task, Published.ACCEPTED)
+
+
+def _known(task: Task, record: Record, window: float, now: float) -> Confirmation | None:
+    """Return the answer to the publish of an id that has a record; ``None`` if the id may be used again."""
+    known = record.recognise(task, now, window)
+    if known is Published.REPLACED and record.replaced is not None:
+        return held_by(task, known, record.replaced)
+    return None if known is None else _confirmation(task, known)
 
 
 def _confirmation(task: Task, status: Published) -> Confirmation:
@@ -158,6 +166,8 @@ class RecordBackend:
                     Capability.AUDIT,
                     Capability.SCHEDULES,
                     Capability.AFTER,
+                    Capability.LISTING,
+                    Capability.STREAMS,
                 }
             ),
             durable=durable,
@@ -168,6 +178,8 @@ class RecordBackend:
         self.dead_letters = RecordDeadLetters(self._transitions)
         self.dependencies = RecordDependencies(self._transitions)
         self.audit = RecordAudit(self._transitions)
+        self.listing = RecordListing(self._transitions)
+        self.streams = RecordStreams(self._transitions)
         self.schedules = RecordSchedules(self._transitions, self.publisher.publish_one)
         durabilities = {Durability.MEMORY, Durability.PROCESS, Durability.DISK}
         self.control = RecordControl(

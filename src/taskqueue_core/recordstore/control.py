@@ -17,7 +17,14 @@ from taskqueue_core.authoring.helpers import (
     encodable,
     workers_of,
 )
-from taskqueue_core.capabilities import DeletedQueue, Durability, Maintained, QueueSettings
+from taskqueue_core.authoring.listings import ENDED
+from taskqueue_core.capabilities import (
+    DeletedQueue,
+    Durability,
+    EventKind,
+    Maintained,
+    QueueSettings,
+)
 from taskqueue_core.limits import check_name, check_time
 from taskqueue_core.recordstore.store import Record
 from taskqueue_core.recordstore.transitions import STEP, Transitions
@@ -32,7 +39,6 @@ from taskqueue_core.tasks import (
     WorkerInfo,
 )
 
-_ENDED = (State.DONE, State.EXPIRED, State.CANCELLED, State.DISCARDED)
 _PASS = 8
 """maximum number of steps in one maintenance pass"""
 
@@ -106,7 +112,7 @@ class RecordControl:
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         check_name("key", key)
-        checked_settings(settings, self._stored, flow=True)
+        checked_settings(settings, self._stored, flow=True, listing=True)
         with self._transitions.step() as now:
             return self._transitions.configure(key, settings, now)
 
@@ -150,11 +156,14 @@ class RecordControl:
             record = self._transitions.find(delivery.task.key, delivery.task.id, now)
             if record is None or record.receipt != delivery.receipt:
                 return False
-            record.progress = encodable(checked) if isinstance(checked, str) else checked
+            told = encodable(checked) if isinstance(checked, str) else checked
+            record.progress = told
             record.updated_at = now
             store = self._transitions.store
             record.patience = store.settings(record.task.key).max_processing_time
             store.save(record)
+            if record.stream:
+                self._transitions.streams.note(record, EventKind.PROGRESS, told, now)
         return True
 
     async def cancel(self, key: str, task_id: str) -> bool:
@@ -194,10 +203,10 @@ class RecordControl:
                     consumers=len(self._transitions.subscriptions.of(key)),
                     blocked=counters["blocked"],
                 )
-                ended = (store.in_state(key, state, STEP) for state in _ENDED)
+                ended = (store.in_state(key, state, STEP) for state in ENDED)
                 records = list(islice(chain.from_iterable(ended), STEP))
                 for record in records:
-                    store.drop(record)
+                    self._transitions.drop(record)
                 forgotten += len(records)
                 if not records:
                     deleted = key in store.queues()
@@ -224,8 +233,11 @@ class RecordControl:
                     record = self._transitions.present(found)
                     if record is None or record.state is not state:
                         continue  # another task has ended in this step, and has released it or let it end
-                    if record.ended:
-                        self._transitions.store.drop(record)
+                    if record.is_stream_over(now):
+                        self._transitions.streams.leave(record)
+                        self._transitions.store.save(record)
+                    elif record.ended:
+                        self._transitions.drop(record)
                         forgotten += 1
                     elif record.overdue(now):
                         self._transitions.move(record, State.EXPIRED, now)
@@ -238,10 +250,12 @@ class RecordControl:
                         promoted += record.state is State.WAITING
                 self._transitions.links.batches.forget(now)
                 left = self._transitions.store.alarms(now, 1)
-            behind = now - (left[0].alarm or now) if left else None
+                deleting = self._transitions.streams.delete()
+            behind = now - (left[0].alarm or now) if left else 0.0 if deleting else None
             if behind is None:
                 break
             await asyncio.sleep(0)
+        forgotten += await self._trim()
         took = time.perf_counter() - start
         return Maintained(
             promoted=promoted,
@@ -253,11 +267,26 @@ class RecordControl:
             again_in=None if behind is None else 3 * took,
         )
 
+    async def _trim(self) -> int:
+        """Delete ended tasks that are more than their queues keep, a queue in each step; return their number."""
+        key, deleted, again = "", 0, _PASS
+        while True:
+            with self._transitions.step() as now:
+                found, number = self._transitions.kept.trim(key, now)
+            if not found:
+                return deleted
+            deleted += number
+            if number >= STEP and again:  # the same queue may have more
+                again -= 1
+            else:
+                key = found
+            await asyncio.sleep(0)
+
     def _unclaimed(self) -> tuple[str, ...]:
         transitions, matches = self._transitions, list[str]()
         with transitions.step():
             for key in sorted(transitions.hints.waiting - transitions.subscriptions.keys):
-                if transitions.store.first_waiting(key) is None:
+                if transitions.first_waiting(key) is None:
                     transitions.hints.waiting.discard(key)
                 else:
                     matches.append(key)

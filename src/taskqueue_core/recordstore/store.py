@@ -16,6 +16,11 @@ from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.rate_limit import Bucket
 from taskqueue_core.tasks import Expired, State
 
+AFTER_ALL = "~"
+"""text that is sorted after every place"""
+_IN_LANES = (State.WAITING, State.IN_FLIGHT)
+_HIGHEST_PRIORITY = 9
+
 
 class Record(Entry, kw_only=True, eq=False):
     """The record of one task, with the fields that look-ups use. msgspec can encode and decode a whole record."""
@@ -34,6 +39,24 @@ class Record(Entry, kw_only=True, eq=False):
     """what a blocked batch knows of its members"""
     ask_at: float = 0.0
     """time at which a blocked task asks again for the states of its parents, in Unix seconds"""
+    needed_until: float = 0.0
+    """time from which the record of an ended task is kept for lists alone, in Unix seconds"""
+    indexed: tuple[str, ...] = ()
+    """the tags by which the task can be found"""
+    number: int = 0
+    """place of the task in the lists of these tags"""
+    stream: str = ""
+    """name of the task's stream of events; empty if it has none"""
+    stream_until: float | None = None
+    """time until which the stream is kept, in Unix seconds; ``None`` while the task is live"""
+
+    @property
+    def place(self) -> str:
+        """The place of the task in the list of those in its state, as ASCII text that is sorted as the list is."""
+        place = f"{self.seq:020}"
+        if self.state in _IN_LANES:
+            return f"{_HIGHEST_PRIORITY - self.task.priority} {place}"
+        return f"{self.at:020.6f} {place}" if self.state is State.SCHEDULED else place
 
     @property
     def due(self) -> float | None:
@@ -56,15 +79,23 @@ class Record(Entry, kw_only=True, eq=False):
 
     @property
     def alarm(self) -> float | None:
-        """The next time at which the task becomes due, is lost, expires, can be deleted or asks for its parents.
+        """The next time at which the task becomes due, is lost, expires, asks for its parents, or must be deleted.
 
         ``None`` means never.
         """
         if self.ended:
-            return self.forget_at
+            return self.forget_at if self.stream_until is None else self.stream_until
         asks = self.ask_at if self.state is State.BLOCKED else None
-        times = (self.due, asks, self.task.deadline if self.live else None)
+        times = (self.due, asks, self.task.deadline if self.live else None, self.stream_until)
         return min((time for time in times if time is not None), default=None)
+
+    def is_over(self, now: float) -> bool:
+        """Return whether the task has ended and its record may be deleted."""
+        return self.ended and self.forget_at <= now
+
+    def is_stream_over(self, now: float) -> bool:
+        """Return whether the stream of the task is no longer kept."""
+        return self.stream_until is not None and self.stream_until <= now
 
     def overdue(self, now: float) -> bool:
         return self.task.deadline is not None and self.task.deadline <= now
@@ -123,7 +154,7 @@ class RecordStore(ABC):
     def save(self, record: Record) -> None:
         """Write a record, which replaces an earlier record of the same task.
 
-        The look-ups use the task's ``key``, ``id`` and ``priority``, and the record's ``state``, ``seq``, ``due``,
+        The look-ups use the task's ``key`` and ``id``, and the record's ``state``, ``place``, ``seq``, ``due``,
         ``alarm``, ``owner`` and ``unique_key``.
         """
 
@@ -132,10 +163,13 @@ class RecordStore(ABC):
         """Delete a record."""
 
     @abstractmethod
-    def first_waiting(self, key: str) -> Record | None:
-        """Return the key's waiting record with the highest priority and, among equals, the lowest ``seq``.
+    def listed(
+        self, key: str, state: State, first: str, last: str, limit: int, *, newest: bool = False
+    ) -> Sequence[Record]:
+        """Return up to ``limit`` records of a key that are in a state, with places from ``first`` to before ``last``.
 
-        Return ``None`` if the key has no waiting record.
+        The records are sorted by ``place`` (as bytes); with ``newest``, the highest first. Each receive calls this for
+        one waiting record, so it must be fast.
         """
 
     @abstractmethod
@@ -189,7 +223,10 @@ class RecordStore(ABC):
 
     @abstractmethod
     def load_link(self, name: str) -> bytes | None:
-        """Return the value of a link, or ``None`` if there is none. A link ties tasks that wait for one another."""
+        """Return the value of a link, or ``None`` if there is none.
+
+        Links tie tasks that wait for one another, lead from a tag to its tasks, and contain events and the audit log.
+        """
 
     @abstractmethod
     def save_link(self, name: str, value: bytes) -> None:
@@ -200,8 +237,13 @@ class RecordStore(ABC):
         """Delete a link, if there is one."""
 
     @abstractmethod
-    def links(self, first: str, last: str, limit: int) -> Sequence[tuple[str, bytes]]:
-        """Return the first ``limit`` links with names from ``first`` to before ``last``, sorted by name (as bytes)."""
+    def links(
+        self, first: str, last: str, limit: int, *, newest: bool = False
+    ) -> Sequence[tuple[str, bytes]]:
+        """Return up to ``limit`` links with names from ``first`` to before ``last``.
+
+        The links are sorted by name (as bytes); with ``newest``, the highest first.
+        """
 
     @abstractmethod
     def count(self, key: str, name: str, by: int = 1) -> None:

@@ -46,7 +46,7 @@ class RecordSubscription(LocalSubscription):
                 return Received(again=True)
             turns = deque(key for key in self._turns if key in transitions.hints.waiting)
             while turns and len(deliveries) < limit and len(deliveries) + len(expired) < STEP:
-                record = transitions.store.first_waiting(turns[0])
+                record = transitions.first_waiting(turns[0])
                 if record is None:
                     transitions.hints.waiting.discard(turns.popleft())
                 elif record.overdue(now):
@@ -72,7 +72,8 @@ class RecordSubscription(LocalSubscription):
 
     def _hand_out(self, record: Record, now: float) -> Delivery:
         settings = self._transitions.store.settings(record.task.key)
-        delivery = record.hand_out(secrets.token_hex(16), now, settings.timeout)
+        receipt = secrets.token_hex(16)
+        delivery = record.hand_out(receipt, now, settings.timeout, self.consumer)
         self._unseen.add(delivery.receipt)
         record.owner = self._number
         record.patience = settings.max_processing_time

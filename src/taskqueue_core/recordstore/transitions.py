@@ -16,9 +16,13 @@ from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import Clock
 from taskqueue_core.errors import BackendUnavailable, TaskQueueError
 from taskqueue_core.rate_limit import bucket_after
+from taskqueue_core.recordstore.event_streams import EventStreams
+from taskqueue_core.recordstore.kept_tasks import KeptTasks
 from taskqueue_core.recordstore.links import ASK_AFTER, Links
 from taskqueue_core.recordstore.notify import ByKey, Hints, RecordRoomSignal
-from taskqueue_core.recordstore.store import Record, RecordStore
+from taskqueue_core.recordstore.store import AFTER_ALL, Record, RecordStore
+from taskqueue_core.recordstore.sweeps import Sweep
+from taskqueue_core.recordstore.tags import add_tags, remove_tags
 from taskqueue_core.tasks import State, Task
 
 STEP = 500
@@ -50,8 +54,10 @@ class Transitions:
         self._touched: set[str] = set()
         self._news: set[str] = set()
         self._room: set[str] = set()
-        self._sweeps: list[_Sweep] = []
+        self._sweeps: list[Sweep] = []
         self.links = Links(store, self._unblock)
+        self.streams = EventStreams(store, self._notify_readers)
+        self.kept = KeptTasks(store, self.drop)
 
     @contextmanager
     def step(self, unsure: type[TaskQueueError] = BackendUnavailable) -> Iterator[float]:
@@ -104,7 +110,11 @@ class Transitions:
     def find(self, key: str, task_id: str, now: float) -> Record | None:
         """Return the record of a task; ``None`` if the task is unknown or its record may be deleted."""
         record = self.store.load(key, task_id)
-        return None if record is None or (record.ended and record.forget_at <= now) else record
+        return None if record is None or record.is_over(now) else record
+
+    def first_waiting(self, key: str) -> Record | None:
+        """Return the task of a queue that is delivered next: of the highest priority, the one that comes first."""
+        return next(iter(self.store.listed(key, State.WAITING, "", AFTER_ALL, 1)), None)
 
     def move(self, record: Record, state: State, now: float) -> None:
         """Change a record's state, and update counters and hints. A delivered or released record keeps its position."""
@@ -127,6 +137,8 @@ class Transitions:
                 self._room.add(key)
         if state is not State.IN_FLIGHT:
             record.receipt = record.owner = None
+        if record.stream:
+            self.streams.changed(record, before, state, now)
         if record.ended:
             self._end(record, now)
         elif state is State.WAITING:
@@ -141,14 +153,36 @@ class Transitions:
     def _end(self, record: Record, now: float) -> None:
         """Set until when an ended record is kept, and remove what it needs no more."""
         retained = now if record.result is None else record.result_until
-        window = self.store.settings(record.task.key).dedupe_window
-        record.forget_at = max(now + window, retained, record.period_end)
-        if record.wait is not None:
-            record.wait.inputs = {}
+        settings, streamed = self.store.settings(record.task.key), record.stream_until or now
+        window = now + settings.dedupe_window
+        record.needed_until = max(window, retained, record.period_end, streamed)
+        record.forget_at = max(record.needed_until, now + settings.keep_ended)
+        record.shed()
 
-    def begin(self, record: Record, now: float) -> None:
-        """Store a new record, in its first state. Its time is set."""
+    def drop(self, record: Record) -> None:
+        """Delete a record."""
+        self.clear(record)
+        self.store.drop(record)
+
+    def clear(self, record: Record) -> None:
+        """Delete what belongs to a record that the caller deletes, or replaces by another one with its id."""
+        remove_tags(self.store, record)
+        if record.stream:
+            self.streams.leave(record)
+        self.kept.removed(record)
+
+    def index(self, record: Record) -> None:
+        """Let a record be found by the tags of its task. The caller saves it."""
+        if record.task.tags:
+            self._place += 1
+            add_tags(self.store, record, self._place)
+
+    def begin(self, record: Record, now: float, former: Record | None) -> None:
+        """Store a new record, in its first state, in place of a ``former`` one of its id. Its time is set."""
         after, change = record.task.after, None
+        if former is not None:
+            self.clear(former)
+        self.index(record)
         self.links.batches.begin(record, now)
         if after is not None:
             change = self.links.begin(record, after, now)
@@ -182,11 +216,16 @@ class Transitions:
         blocked = record.state is State.BLOCKED
         self.move(record, State.BLOCKED if blocked else State.SCHEDULED, now)
 
-    def replace(self, record: Record, task: Task, now: float) -> None:
-        """Give a task that was never delivered the contents and the time of another one, whose id is remembered."""
+    def replace(self, record: Record, task: Task, now: float, former: Record | None) -> None:
+        """Give a task that was never delivered the contents and the time of another one, whose id is remembered.
+
+        ``former`` is the record of that id.
+        """
         unique, key = task.unique, task.key
         at = unique.due_at(task.not_before, now, record.published_at) if unique else None
+        remove_tags(self.store, record)
         record.replace(task)
+        self.index(record)
         if record.state is State.BLOCKED or (at is not None and at > now):
             self.schedule(record, at or now, now)
         elif record.state is State.SCHEDULED:
@@ -195,8 +234,13 @@ class Transitions:
             record.updated_at = now
             self.store.save(record)
         window = self.store.settings(key).dedupe_window
+        if former is not None:
+            self.clear(former)
+        self._place += 1
         remembered = Record(task=task, state=State.DISCARDED, replaced=record.task.id)
-        remembered.updated_at, remembered.forget_at = now, now + window
+        remembered.updated_at, remembered.seq = now, self._place
+        remembered.needed_until = remembered.forget_at = now + window
+        remembered.shed()
         self.store.save(remembered)
 
     def take_back(self, record: Record, now: float, *, lost: bool) -> None:
@@ -213,6 +257,8 @@ class Transitions:
         before = self.store.settings(key)
         changed = before.followed_by(settings)
         self.store.configure(key, changed)
+        if before.keep_ended != changed.keep_ended:
+            self.kept.configured(key, keeps=bool(changed.keep_ended))
         if before.rate_limit or changed.rate_limit:
             limits = before.rate_limit, changed.rate_limit
             self.store.save_bucket(key, bucket_after(self.store.bucket(key), *limits, now))
@@ -222,6 +268,8 @@ class Transitions:
 
     def remove(self, key: str) -> None:
         """Delete what the store keeps of a queue without records, and notify its publishers."""
+        if self.store.settings(key).keep_ended:
+            self.kept.configured(key, keeps=False)
         self.store.remove(key)
         self._touched.add(key)
         self._room.add(key)
@@ -229,6 +277,9 @@ class Transitions:
     def notify_schedules(self) -> None:
         """Notify the signals of schedules."""
         self._room.add(ALL_SCHEDULES)
+
+    def _notify_readers(self, record: Record) -> None:
+        self._room.add(f"{record.task.key}/{record.task.id}")
 
     def room(self, key: str, now: float) -> QueueRoom:
         """Return how many deliveries the limits of a queue allow now."""
@@ -311,7 +362,7 @@ class Transitions:
         the call is changed, too, instead of becoming available.
         """
         with self.step():
-            sweep = _Sweep(key, states, change, self._place)
+            sweep = Sweep(key, states, change, self._place)
 
         def change_page(now: float) -> int:
             page: list[Record] = []
@@ -334,31 +385,3 @@ class Transitions:
         finally:
             self._sweeps.remove(sweep)
         return sweep.number
-
-
-class _Sweep:
-    """A sweep in progress: it changes the records of a key in some states with positions up to ``last``."""
-
-    def __init__(
-        self,
-        key: str,
-        states: Collection[State],
-        change: Callable[[Record, float], None],
-        last: int,
-    ) -> None:
-        self.key = key
-        self.states = states
-        self.last = last
-        self.number = 0
-        """number of records that were changed"""
-        self._change = change
-
-    def covers(self, record: Record) -> bool:
-        """Return whether the sweep has to change a record."""
-        return (
-            record.task.key == self.key and record.state in self.states and record.seq <= self.last
-        )
-
-    def take(self, record: Record, now: float) -> None:
-        self._change(record, now)
-        self.number += 1

@@ -17,7 +17,8 @@ from taskqueue_core.rate_limit import Bucket
 from taskqueue_core.recordstore import Record, RecordStore, ScheduleRecord
 from taskqueue_core.tasks import State
 
-_FORMAT = 4
+_FORMAT = 5
+_SORTED = {False: "ASC", True: "DESC"}
 _FAULTS = (sqlite3.Error, msgspec.DecodeError, ValidationError)
 _FOUND = "SELECT user_version, (SELECT count(*) FROM sqlite_master) FROM pragma_user_version"
 _OPEN = """
@@ -30,7 +31,7 @@ CREATE TABLE records (
     key TEXT NOT NULL,
     id TEXT NOT NULL,
     state TEXT NOT NULL,
-    priority INTEGER NOT NULL,
+    place TEXT NOT NULL,
     seq INTEGER NOT NULL,
     due REAL,
     alarm REAL,
@@ -39,7 +40,7 @@ CREATE TABLE records (
     record BLOB NOT NULL,
     PRIMARY KEY (key, id)
 );
-CREATE INDEX lanes ON records (key, priority DESC, seq) WHERE state = 'waiting';
+CREATE INDEX lists ON records (key, state, place);
 CREATE INDEX states ON records (key, state, seq);
 CREATE INDEX dues ON records (key, due, seq) WHERE due IS NOT NULL;
 CREATE INDEX alarms ON records (alarm, seq) WHERE alarm IS NOT NULL;
@@ -169,7 +170,7 @@ class SQLiteStore(RecordStore):
             record.task.key,
             record.task.id,
             record.state,
-            record.task.priority,
+            record.place,
             record.seq,
             record.due,
             record.alarm,
@@ -182,10 +183,12 @@ class SQLiteStore(RecordStore):
         """Delete the record of a task."""
         self._run("DELETE FROM records WHERE key = ? AND id = ?", record.task.key, record.task.id)
 
-    def first_waiting(self, key: str) -> Record | None:
-        """Return the waiting record that is delivered next. The lanes of a key are adjacent in the index."""
-        head = "key = ? AND state = 'waiting' ORDER BY priority DESC, seq LIMIT 1"
-        return next(iter(self._select(head, key)), None)
+    def listed(
+        self, key: str, state: State, first: str, last: str, limit: int, *, newest: bool = False
+    ) -> list[Record]:
+        """Return the next records in a state, sorted by place."""
+        page = "key = ? AND state = ? AND place >= ? AND place < ? ORDER BY place"
+        return self._select(f"{page} {_SORTED[newest]} LIMIT ?", key, state, first, last, limit)
 
     def in_state(self, key: str, state: State, limit: int, after: int = 0) -> list[Record]:
         """Return the next records in a state, ordered by position."""
@@ -261,10 +264,12 @@ class SQLiteStore(RecordStore):
         """Delete a row."""
         self._run("DELETE FROM links WHERE name = ?", name)
 
-    def links(self, first: str, last: str, limit: int) -> list[tuple[str, bytes]]:
+    def links(
+        self, first: str, last: str, limit: int, *, newest: bool = False
+    ) -> list[tuple[str, bytes]]:
         """Return the next rows, sorted by name."""
-        query = "SELECT name, value FROM links WHERE name >= ? AND name < ? ORDER BY name LIMIT ?"
-        return self._run(query, first, last, limit)
+        query = "SELECT name, value FROM links WHERE name >= ? AND name < ? ORDER BY name"
+        return self._run(f"{query} {_SORTED[newest]} LIMIT ?", first, last, limit)
 
     def count(self, key: str, name: str, by: int = 1) -> None:
         """Add to a counter, which starts from 0."""
