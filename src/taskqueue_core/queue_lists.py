@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import Protocol
 
+from msgspec import structs
+
 from taskqueue_core.authoring.listings import Query, check_cursor, checked_page
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import TaskPage, TaskSummary, listing_of
@@ -61,19 +63,11 @@ class TaskList:
         >>> len(page.tasks), page.next
         (1, None)
         """
-        query = self._query
         if after is not None:
             check_cursor(after)
-        return await self._listing.tasks(
-            query.key,
-            state=query.state,
-            tenant=query.tenant,
-            tag=query.tag,
-            worker=query.worker,
-            newest=query.newest,
-            after=after,
-            limit=checked_page(limit),
-        )
+        filters = structs.asdict(self._query)
+        key = filters.pop("key")
+        return await self._listing.tasks(key, after=after, limit=checked_page(limit), **filters)
 
 
 class SyncTaskList:

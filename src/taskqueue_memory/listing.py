@@ -10,8 +10,10 @@ import asyncio
 from heapq import nsmallest
 from typing import NamedTuple
 
+from typing_extensions import Unpack
+
 from taskqueue_core.authoring.entries import detail_of, summary_of
-from taskqueue_core.authoring.listings import Query, checked_page
+from taskqueue_core.authoring.listings import Filters, Query, checked_page
 from taskqueue_core.capabilities import TaskDetail, TaskPage
 from taskqueue_core.capabilities.listing import LOOKED_AT
 from taskqueue_core.tasks import State
@@ -35,18 +37,9 @@ class MemoryListing:
         self._store = store
 
     async def tasks(
-        self,
-        key: str,
-        *,
-        state: State | None = None,
-        tenant: str | None = None,
-        tag: str | None = None,
-        worker: str | None = None,
-        after: str | None = None,
-        limit: int = 100,
-        newest: bool = False,
+        self, key: str, *, after: str | None = None, limit: int = 100, **filters: Unpack[Filters]
     ) -> TaskPage:
-        query = Query(key=key, state=state, tenant=tenant, tag=tag, worker=worker, newest=newest)
+        query = Query(key=key, **filters)
         most = checked_page(limit)
         queue = self._store.known(key)
         query.check(queue.settings)

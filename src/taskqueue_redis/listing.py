@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from typing_extensions import Unpack
+
 from taskqueue_core.authoring.entries import error_of
-from taskqueue_core.authoring.listings import ENDED, Query, checked_page
+from taskqueue_core.authoring.listings import ENDED, Filters, Query, checked_page
 from taskqueue_core.capabilities.listing import (
     ERROR_CHARACTERS,
     LOOKED_AT,
@@ -46,28 +48,19 @@ class RedisListing:
         self._control = control
 
     async def tasks(
-        self,
-        key: str,
-        *,
-        state: State | None = None,
-        tenant: str | None = None,
-        tag: str | None = None,
-        worker: str | None = None,
-        after: str | None = None,
-        limit: int = 100,
-        newest: bool = False,
+        self, key: str, *, after: str | None = None, limit: int = 100, **filters: Unpack[Filters]
     ) -> TaskPage:
-        query = Query(key=key, state=state, tenant=tenant, tag=tag, worker=worker, newest=newest)
-        limit = checked_page(limit)
+        query = Query(key=key, **filters)
+        limit, by_tag = checked_page(limit), query.tag is not None
         position = query.position(after, str) or ""
         if position and not _POSITION.fullmatch(position):
             raise InvalidInput("after", "a damaged cursor", "the field next of a page, unchanged")
-        if tag is not None or (worker is not None and state in ENDED):
+        state, worker = query.state, query.worker
+        if by_tag or (worker is not None and state in ENDED):
             query.check(await self._control.settings(key))
-        by_tag = tag is not None
         tokens = await self._tokens(key, worker) if worker and not by_tag else ()
         rest = (
-            int(newest) or "", tenant or "", tag or "",
+            int(query.newest) or "", query.tenant or "", query.tag or "",
             NUMBERS[state] if by_tag and state is not None else "", worker or "", *tokens,
         )  # fmt: skip
         tasks: list[TaskSummary] = []

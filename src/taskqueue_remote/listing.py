@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import msgspec
+from typing_extensions import Unpack
 
-from taskqueue_core.authoring.listings import Query, check_cursor, checked_page
+from taskqueue_core.authoring.listings import Filters, Query, check_cursor, checked_page
 from taskqueue_core.capabilities import TaskDetail, TaskPage
 from taskqueue_core.protocol.frames import WireTask, to_task
 from taskqueue_core.server_address import path
-from taskqueue_core.tasks import Failure, State, TaskStatus
+from taskqueue_core.tasks import Failure, TaskStatus
 from taskqueue_remote.client import HttpClient
 from taskqueue_remote.problems import problem_of
 
@@ -32,25 +33,17 @@ class RemoteListing:
         self._client = client
 
     async def tasks(
-        self,
-        key: str,
-        *,
-        state: State | None = None,
-        tenant: str | None = None,
-        tag: str | None = None,
-        worker: str | None = None,
-        after: str | None = None,
-        limit: int = 100,
-        newest: bool = False,
+        self, key: str, *, after: str | None = None, limit: int = 100, **filters: Unpack[Filters]
     ) -> TaskPage:
-        Query(key=key, state=state, tenant=tenant, tag=tag, worker=worker, newest=newest)
+        asked = Query(key=key, **filters)
         if after is not None:
             check_cursor(after)
-        given = {"state": state, "tenant": tenant, "tag": tag, "worker": worker, "after": after}
+        given = {"state": asked.state, "tenant": asked.tenant, "tag": asked.tag}
+        given |= {"worker": asked.worker, "after": after, "newest": "true" if asked.newest else None}
         query: dict[str, str | int] = {
             name: text for name, text in given.items() if text is not None
         }
-        query |= {"limit": checked_page(limit)} | ({"newest": "true"} if newest else {})
+        query["limit"] = checked_page(limit)
         return await self._client.ask("GET", path("queues", key, "tasks"), TaskPage, query=query)
 
     async def task(self, key: str, task_id: str) -> TaskDetail | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Collection
 from hashlib import blake2b
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
 import msgspec
 
@@ -42,6 +42,16 @@ def tag_name(tag: str) -> str:
 def indexed_tags(index: Collection[str], tags: tuple[str, ...]) -> tuple[str, ...]:
     """Return those tags of a task that the setting ``index`` of its queue names."""
     return tuple([tag for tag in tags if tag_name(tag) in index]) if index and tags else ()
+
+
+class Filters(TypedDict, total=False):
+    """What a list shows of a queue, and in which order: keyword arguments of `Listing.tasks`."""
+
+    state: State | None
+    tenant: str | None
+    tag: str | None
+    worker: str | None
+    newest: bool
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):

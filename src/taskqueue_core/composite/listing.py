@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 
 from msgspec import structs
+from typing_extensions import Unpack
 
-from taskqueue_core.authoring.listings import Query, checked_page
+from taskqueue_core.authoring.listings import Filters, Query, checked_page
 from taskqueue_core.capabilities import Listing, TaskDetail, TaskPage, TaskSummary, listing_of
 from taskqueue_core.capabilities.listing import LOOKED_AT
 from taskqueue_core.composite.backend import CompositeBackend, renamed
-from taskqueue_core.tasks import State
 
 
 class JointListing:
@@ -23,36 +23,23 @@ class JointListing:
         ]
 
     async def tasks(
-        self,
-        key: str,
-        *,
-        state: State | None = None,
-        tenant: str | None = None,
-        tag: str | None = None,
-        worker: str | None = None,
-        after: str | None = None,
-        limit: int = 100,
-        newest: bool = False,
+        self, key: str, *, after: str | None = None, limit: int = 100, **filters: Unpack[Filters]
     ) -> TaskPage:
-        query = Query(key=key, state=state, tenant=tenant, tag=tag, worker=worker, newest=newest)
+        query = Query(key=key, **filters)
         most = checked_page(limit)
         start = query.position(after, tuple[int, str | None])
         composite, found, looked_at = self._composite, list[TaskSummary](), 0
         parts = await composite.parts(key)
-        step, first = (-1, len(parts) - 1) if newest else (1, 0)
+        step, first = (-1, len(parts) - 1) if query.newest else (1, 0)
         number, inner = start or (first, None)
         while 0 <= number < len(parts) and len(found) < most and looked_at < LOOKED_AT:
             part = parts[number]
             call = partial(
                 self._of_member[part.member].tasks,
                 part.key,
-                state=state,
-                tenant=tenant,
-                tag=tag,
-                worker=worker,
                 after=inner,
                 limit=most - len(found),
-                newest=newest,
+                **filters,
             )
             page = await composite.ask(composite.members[part.member], call)
             found += [structs.replace(task, key=key) for task in page.tasks]

@@ -9,9 +9,10 @@ import asyncio
 from typing import Annotated, NamedTuple
 
 from msgspec import Meta
+from typing_extensions import Unpack
 
 from taskqueue_core.authoring.entries import detail_of, summary_of
-from taskqueue_core.authoring.listings import Query, checked_page
+from taskqueue_core.authoring.listings import Filters, Query, checked_page
 from taskqueue_core.capabilities import TaskDetail, TaskPage, TaskSummary
 from taskqueue_core.capabilities.listing import LOOKED_AT
 from taskqueue_core.recordstore.store import AFTER_ALL, Record
@@ -36,24 +37,15 @@ class RecordListing:
         self._transitions = transitions
 
     async def tasks(
-        self,
-        key: str,
-        *,
-        state: State | None = None,
-        tenant: str | None = None,
-        tag: str | None = None,
-        worker: str | None = None,
-        after: str | None = None,
-        limit: int = 100,
-        newest: bool = False,
+        self, key: str, *, after: str | None = None, limit: int = 100, **filters: Unpack[Filters]
     ) -> TaskPage:
-        query = Query(key=key, state=state, tenant=tenant, tag=tag, worker=worker, newest=newest)
+        query = Query(key=key, **filters)
         most, start = checked_page(limit), query.position(after, _Position)
         place = None if start is None else start.place
         shown, looked_at, more = list[TaskSummary](), 0, True
         while more and len(shown) < most and looked_at < LOOKED_AT:
             number = min(_AT_ONCE, LOOKED_AT - looked_at)
-            if tenant is tag is worker is None:  # each record is shown
+            if query.tenant is query.tag is query.worker is None:  # each record is shown
                 number = min(number, most - len(shown))
             with self._transitions.step():
                 query.check(self._transitions.store.settings(key))
