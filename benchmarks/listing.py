@@ -1,8 +1,9 @@
-"""Measure what lists of tasks cost with a million tasks in Redis: ``python benchmarks/listing.py [--tasks N]``.
+"""Measure what lists of tasks cost with a million tasks: ``python benchmarks/listing.py [--tasks N] [--memory]``.
 
 A million tasks are in 2,000 queues, half of them in one queue, in all states; they have 500 tenants and indexed tags.
 A server process answers each request by itself, one after another. A row has the time from request to response, which
 another program on the machine prolongs, and the processor time of server and Redis in that time, which it does not.
+With ``--memory``, half of the tasks wait in one queue of the memory backend, and a row has the time of a call.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ import httpx2
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for parts of the tests
 
 from taskqueue_core.after import After, TaskRef
+from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.tasks import State, Task
+from taskqueue_memory import MemoryBackend
 from taskqueue_redis import RedisBackend
 from tests.redis.backends import opened
 from tests.redis.engines import find_engine
@@ -52,7 +55,7 @@ def _tasks(key: str, number: int, prefix: str, **fields: Any) -> Iterator[Task]:
         )  # fmt: skip
 
 
-async def _publish(backend: RedisBackend, tasks: Iterator[Task]) -> None:
+async def _publish(backend: Backend, tasks: Iterator[Task]) -> None:
     """Publish tasks in batches, a few of them at once."""
 
     async def publish() -> None:
@@ -196,13 +199,49 @@ async def _measure(total: int, rounds: int) -> None:
             await subscription.close()
 
 
+async def _measure_memory(total: int, rounds: int) -> None:
+    """Print the times of calls of the memory backend, between which 1,000 tasks change if the row says so."""
+    backend = MemoryBackend()
+    await _publish(backend, _tasks(_BIG, total // 2, "waits"))
+    subscription = backend.subscribe([_BIG], "worker-1")
+    half = await _middle(backend)
+    rows: dict[str, dict[str, Any]] = {
+        "first page": {},
+        "newest": {"newest": True},
+        "middle page": {"after": half},
+        "a tenant": {"tenant": "t7"},
+        "first page, after 1,000 changes": {},
+    }
+    print(f"{total // 2:,} tasks\n{'call':40} {'ms p50':>8} {'p99':>8} {'max':>8}", flush=True)
+    for name, query in rows.items():
+        times = list[float]()
+        for _ in range(rounds):
+            if "changes" in name:
+                await subscription.ack(*(await subscription.receive(500, 0)).deliveries)
+            start = time.perf_counter()
+            await backend.listing.tasks(_BIG, state=State.WAITING, **query)
+            times.append((time.perf_counter() - start) * 1000)
+        shown = "{:8.2f} {:8.2f} {:8.2f}".format(*_figures(times), max(times))
+        print(f"{name:40} {shown}", flush=True)
+
+
+async def _middle(backend: MemoryBackend) -> str | None:
+    """Return the cursor of the middle of the waiting tasks, after a walk through half of them."""
+    after, left = None, (await backend.control.ledger(_BIG)).waiting // 2
+    while left > 0:
+        page = await backend.listing.tasks(_BIG, state=State.WAITING, after=after, limit=1000)
+        after, left = page.next, left - 1000
+    return after
+
+
 def main() -> None:
-    """Fill a Redis, and print a row for each request."""
+    """Fill a backend, and print a row for each request."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", type=int, default=1_000_000, help="Number of tasks.")
     parser.add_argument("--rounds", type=int, default=100, help="Number of requests of a row.")
+    parser.add_argument("--memory", action="store_true", help="Measure the memory backend.")
     given = parser.parse_args()
-    asyncio.run(_measure(given.tasks, given.rounds))
+    asyncio.run((_measure_memory if given.memory else _measure)(given.tasks, given.rounds))
 
 
 if __name__ == "__main__":

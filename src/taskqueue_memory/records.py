@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Protocol
@@ -129,6 +129,8 @@ class QueueState:
         """by state, the ended records that only lists need, the oldest first"""
         self.removed: Counter[State] = Counter()
         """by state, the number of ended tasks whose records were deleted"""
+        self.changed: deque[TaskRecord] | None = None
+        """records that may have another place in the lists; ``None`` if nobody reads lists"""
         self.subscribers: dict[Consumer, None] = {}
         self.waiting: dict[Consumer, None] = {}
         """subscriptions with a waiting receive call, the longest-waiting first"""

@@ -147,6 +147,8 @@ class Steps:
             if before is State.WAITING:
                 queue.withdraw(record)
         states[state] += 1
+        if queue.changed is not None:
+            queue.changed.append(record)
         record.updated_at = self.clock.now() if now is None else now
         record.state = state
         if state is State.DEAD or before is State.DEAD:
@@ -286,6 +288,8 @@ class Steps:
         if following is not None:
             self._offer(queue)
             queue.let_in(following, record.updated_at)
+            if queue.changed is not None:
+                queue.changed.append(following)
             self.notify(queue, 1)
 
     def _schedule(
