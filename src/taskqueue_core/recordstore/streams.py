@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
+
 from taskqueue_core.authoring.event_streams import wait_for_events
 from taskqueue_core.authoring.helpers import check_size
 from taskqueue_core.capabilities import EventPage, NewEvents, checked_page
 from taskqueue_core.recordstore.notify import RecordRoomSignal
-from taskqueue_core.recordstore.transitions import Transitions
+from taskqueue_core.recordstore.transitions import STEP, Transitions
 
 
 class RecordStreams:
-    """The events of running tasks of a `RecordBackend`. The events of each item are appended in one step."""
+    """The events of running tasks of a `RecordBackend`."""
 
     def __init__(self, transitions: Transitions) -> None:
         self._transitions = transitions
 
     async def append(self, *items: NewEvents) -> tuple[bool, ...]:
         check_size("items", items)
-        return tuple([self._append(item) for item in items])
+        left, answers = deque(items), list[bool]()
+        while left:
+            events = 0
+            with self._transitions.step() as now:  # one step for several items, because each step is written to disk
+                while left and events < STEP:
+                    item = left.popleft()
+                    events += len(item.events)
+                    answers.append(self._append(item, now))
+            await asyncio.sleep(0)
+        return tuple(answers)
 
-    def _append(self, item: NewEvents) -> bool:
+    def _append(self, item: NewEvents, now: float) -> bool:
         task = item.delivery.task
-        with self._transitions.step() as now:
-            record = self._transitions.find(task.key, task.id, now)
-            if record is None or record.receipt != item.delivery.receipt:
-                return False
-            self._transitions.streams.append(record, item, now)
+        record = self._transitions.find(task.key, task.id, now)
+        if record is None or record.receipt != item.delivery.receipt:
+            return False
+        self._transitions.streams.append(record, item, now)
         return True
 
     async def events(
