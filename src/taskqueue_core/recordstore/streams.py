@@ -26,7 +26,7 @@ class RecordStreams:
             with self._transitions.step() as now:  # one step for several items, because each step is written to disk
                 while left and events < STEP:
                     item = left.popleft()
-                    events += len(item.events)
+                    events += 1 + len(item.events)
                     answers.append(self._append(item, now))
             await asyncio.sleep(0)
         return tuple(answers)
