@@ -147,8 +147,6 @@ class Steps:
             if before is State.WAITING:
                 queue.withdraw(record)
         states[state] += 1
-        if queue.changed is not None:
-            queue.changed.append(record)
         record.updated_at = self.clock.now() if now is None else now
         record.state = state
         if state is State.DEAD or before is State.DEAD:
@@ -165,11 +163,13 @@ class Steps:
             self.notify(queue, 1)
         if change < 0 and self.signals.open and queue.bounded:
             self.signals.notify(queue.key)
-        if record.linked or record.stream is not None:
+        if record.linked or record.stream is not None or queue.changed is not None:
             self._report(record, before, state)
 
     def _report(self, record: TaskRecord, before: State | None, state: State) -> None:
-        """Report a change to the tasks that wait for this one, and to the readers of its events."""
+        """Report a change to the lists, to the tasks that wait for this one, and to the readers of its events."""
+        if record.queue.changed is not None:
+            record.queue.changed.append(record)
         if record.linked:
             self.links.changed(record, before)
         if (stream := record.stream) is None:

@@ -39,7 +39,11 @@ class RemoteListing:
         if after is not None:
             check_cursor(after)
         given = {"state": asked.state, "tenant": asked.tenant, "tag": asked.tag}
-        given |= {"worker": asked.worker, "after": after, "newest": "true" if asked.newest else None}
+        given |= {
+            "worker": asked.worker,
+            "after": after,
+            "newest": "true" if asked.newest else None,
+        }
         query: dict[str, str | int] = {
             name: text for name, text in given.items() if text is not None
         }

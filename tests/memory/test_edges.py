@@ -6,12 +6,13 @@ import asyncio
 
 import pytest
 
+from taskqueue_core.authoring.entries import _SMALL
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Delivery, Published, Task
 from taskqueue_memory import MemoryBackend
-from taskqueue_memory.records import _SMALL, QueueState, TaskRecord
+from taskqueue_memory.records import QueueState, TaskRecord
 from taskqueue_memory.subscription import MemorySubscription
 from tests.memory.test_order import configure
 from tests.memory.test_wakeups import counted_looks, hop, ids, stop, waiting

@@ -38,7 +38,7 @@ def sorts(monkeypatch: pytest.MonkeyPatch) -> list[State]:
 
 
 @pytest.mark.parametrize("changes", [3, 25, 100_000])
-async def test_lists_follow_all_changes(
+async def test_lists_follow_all_changes(  # noqa: C901 - one branch for each call that changes tasks
     changes: int,
     backend: MemoryBackend,
     clock: ManualClock,
@@ -115,7 +115,7 @@ async def test_lists_follow_all_changes(
 async def test_pages_sort_once(
     backend: MemoryBackend, clock: ManualClock, sorts: list[State]
 ) -> None:
-    """Law 11: the pages of a list sort it once; until somebody reads lists, and a minute after, no changes are noted."""
+    """Law 11: the pages of a list sort it once; before the first one, and after a minute, no changes are noted."""
     queue = backend._store.queue("k")
     await backend.publisher.publish(*(Task(key="k", id=f"t{n:03}") for n in range(100)))
     assert queue.changed is None

@@ -118,7 +118,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         return (self.digest or digest_of(self.task)) == digest_of(task)
 
     def shed(self) -> None:
-        """Replace a long payload by its digest, because an ended task is kept only for lists and to detect duplicates."""
+        """Replace a long payload by its digest, because an ended task is only listed, and compared with duplicates."""
         if self.wait is not None:
             self.wait.inputs = {}
         if len(self.task.payload) > _SMALL:

@@ -109,7 +109,7 @@ class EventStreams:
         for event in events:
             self._store.save_link(_name(name, Position.read(event.id)), _encode(event))
         for _ in range(_CUT):
-            if stream.count < 2 or not stream.is_over(settings):
+            if stream.count == 1 or not stream.is_over(settings):
                 break
             ((oldest, value),) = self._store.links(*_events_of(name), 1)
             stream.cut(msgspec.msgpack.decode(value, type=Event))

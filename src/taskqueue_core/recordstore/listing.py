@@ -27,7 +27,7 @@ _AT_ONCE = 100
 class _Position(NamedTuple):
     """What a cursor contains: the place of the last record that was read."""
 
-    place: Annotated[str, Meta(max_length=300, pattern="^[ -~]*$")]
+    place: Annotated[str, Meta(max_length=300, pattern=r"^[ -~]*\Z")]
 
 
 class RecordListing:

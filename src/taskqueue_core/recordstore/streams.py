@@ -23,7 +23,9 @@ class RecordStreams:
         left, answers = deque(items), list[bool]()
         while left:
             events = 0
-            with self._transitions.step() as now:  # one step for several items, because each step is written to disk
+            with (
+                self._transitions.step() as now
+            ):  # one step for several items, because each step is written to disk
                 while left and events < STEP:
                     item = left.popleft()
                     events += 1 + len(item.events)

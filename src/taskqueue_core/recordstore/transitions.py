@@ -125,10 +125,9 @@ class Transitions:
         if {record.state, state} != {State.WAITING, State.IN_FLIGHT}:
             self._place += 1
             record.seq, record.available_at = self._place, now
-        if record.state is None:
-            self.store.count(key, "published")
-        else:
-            self.store.count(key, record.state.value, -1)
+        self.store.count(
+            key, "published" if before is None else before.value, 1 if before is None else -1
+        )
         self.store.count(key, state.value)
         record.state, record.updated_at = state, now
         if change := record.recount():
