@@ -130,7 +130,7 @@ class QueueState:
         self.removed: Counter[State] = Counter()
         """by state, the number of ended tasks whose records were deleted"""
         self.changed: deque[TaskRecord] | None = None
-        """records that may have another place in the lists; ``None`` if nobody reads lists"""
+        """records that may have another place in the lists; ``None`` if no lists are read"""
         self.subscribers: dict[Consumer, None] = {}
         self.waiting: dict[Consumer, None] = {}
         """subscriptions with a waiting receive call, the longest-waiting first"""

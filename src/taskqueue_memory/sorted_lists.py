@@ -127,5 +127,5 @@ def _place(record: TaskRecord) -> Place:
         return (record.at, record.seq)
     if record.state in _LANES:
         returned = record.state is State.WAITING and record.returned
-        return (record.held, -record.task.priority, not returned, record.seq)
+        return (int(record.held), -record.task.priority, int(not returned), record.seq)
     return (record.seq,)

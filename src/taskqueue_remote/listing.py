@@ -38,12 +38,9 @@ class RemoteListing:
         asked = Query(key=key, **filters)
         if after is not None:
             check_cursor(after)
+        newest = "true" if asked.newest else None
         given = {"state": asked.state, "tenant": asked.tenant, "tag": asked.tag}
-        given |= {
-            "worker": asked.worker,
-            "after": after,
-            "newest": "true" if asked.newest else None,
-        }
+        given |= {"worker": asked.worker, "after": after, "newest": newest}
         query: dict[str, str | int] = {
             name: text for name, text in given.items() if text is not None
         }

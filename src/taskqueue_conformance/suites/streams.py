@@ -238,7 +238,8 @@ class StreamsSuite(Harness, needs=(Capability.STREAMS,)):
         await bench.advance(bench.short)
         await bench.publish("t1")
         await subscription.ack(await bench.one(subscription))
-        assert await page(bench) == EventPage(ended=True), "the events of an earlier task were read"
+        left = await streams_of(bench.backend).events(KEY, "t1")
+        assert left in (None, EventPage(ended=True)), "the events of an earlier task were read"
 
     async def test_waiting_for_events(self, bench: Bench) -> None:
         """A reader that waits gets the next event at once, from any process, and the end (law 12)."""

@@ -156,14 +156,14 @@ class RecordControl:
             record = self._transitions.find(delivery.task.key, delivery.task.id, now)
             if record is None or record.receipt != delivery.receipt:
                 return False
-            told = encodable(checked) if isinstance(checked, str) else checked
-            record.progress = told
+            reported = encodable(checked) if isinstance(checked, str) else checked
+            record.progress = reported
             record.updated_at = now
             store = self._transitions.store
             record.patience = store.settings(record.task.key).max_processing_time
             store.save(record)
             if record.stream:
-                self._transitions.streams.note(record, EventKind.PROGRESS, told, now)
+                self._transitions.streams.note(record, EventKind.PROGRESS, reported, now)
         return True
 
     async def cancel(self, key: str, task_id: str) -> bool:
@@ -271,6 +271,7 @@ class RecordControl:
         """Delete ended tasks that are more than their queues keep, a queue in each step; return their number."""
         key, deleted, again = "", 0, _PASS
         while True:
+            await asyncio.sleep(0)
             with self._transitions.step() as now:
                 found, number = self._transitions.kept.trim(key, now)
             if not found:
@@ -280,7 +281,6 @@ class RecordControl:
                 again -= 1
             else:
                 key = found
-            await asyncio.sleep(0)
 
     def _unclaimed(self) -> tuple[str, ...]:
         transitions, matches = self._transitions, list[str]()

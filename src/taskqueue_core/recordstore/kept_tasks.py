@@ -58,9 +58,8 @@ class KeptTasks:
         if surplus <= 0:
             return 0
         found = self._store.in_state(key, state, _LOOKED_AT, after)
-        if (
-            len(found) == _LOOKED_AT
-        ):  # the next call continues, because the first ones may still be needed
+        if len(found) == _LOOKED_AT:
+            # The next call continues from here, because the first ones may still be needed.
             self._looked_at[key, state] = found[-1].seq
         over = [each for each in found if each.replaced is None and each.needed_until <= now]
         for record in over[:surplus]:

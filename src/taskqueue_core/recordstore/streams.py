@@ -23,9 +23,8 @@ class RecordStreams:
         left, answers = deque(items), list[bool]()
         while left:
             events = 0
-            with (
-                self._transitions.step() as now
-            ):  # one step for several items, because each step is written to disk
+            # One step appends several items, because each step is written to disk.
+            with self._transitions.step() as now:
                 while left and events < STEP:
                     item = left.popleft()
                     events += 1 + len(item.events)
