@@ -63,6 +63,9 @@ class Splits(Flows):
                 context.workflow.add(self.descend.call(levels - 1), name="more")
             else:
                 context.workflow.add(self.note.call("end"), name="end")
+                older = self.size.handle(f"{context.workflow.id}.split:size")
+                for when in ("ended", "failed"):
+                    context.workflow.add(self.note.call(when), after=older, when=when, name=when)
 
         self.adds: TaskFunction[[], str] = adds
         self.split, self.descend = split, descend
@@ -74,6 +77,7 @@ def flows() -> Splits:
     return Splits()
 
 
+NOTES = ["end", "ended", "failed"]
 NAMES = ["split", "split:size", "split:size-2", "split:total", "split:more"]
 
 
@@ -88,13 +92,16 @@ class TestOnEachStore:
         status = await handle.wait(SECONDS)
         assert status.state is WorkflowState.ENDED
         names = {step.name: (step.state, step.after) for step in status.steps}
-        assert {state for state, _ in names.values()} == {State.DONE}
-        deeper = ["split:more:more", "split:more:more:more", "split:more:more:more:end"]
+        last = "split:more:more:more"
+        assert [name for name in names if names[name][0] is not State.DONE] == [f"{last}:failed"]
+        assert names[f"{last}:failed"][0] is State.CANCELLED
+        deeper = ["split:more:more", last, *(f"{last}:{name}" for name in NOTES)]
         assert sorted(names) == sorted([*NAMES, *deeper, "note"])
         assert names["split:size"][1] == ("split",)
         assert names["split:total"][1] == ("split:size", "split:size-2")
         assert names["split:more:more"][1] == ("split:more",)
-        assert sorted(flows.ran) == sorted(["size a", "size bb", "total [1, 2]", "end", "next"])
+        ran = ["size a", "size bb", "total [1, 2]", "end", "ended", "next"]
+        assert sorted(flows.ran) == sorted(ran)
         total = await flows.total.handle("w.split:total").result(SECONDS)
         assert total == {"sum": 3}
 
@@ -241,7 +248,8 @@ async def test_middleware_and_codecs() -> None:
         assert flows.ran.count("total [1]") == 2
         assert set(tags.confirmed) == {
             *("w.split", "w.split:size", "w.split:total", "w.split:more", "w.split:more:more"),
-            *("w.split:more:more:more", "w.split:more:more:more:end"),
+            "w.split:more:more:more",
+            *(f"w.split:more:more:more:{name}" for name in NOTES),
         }
 
 

@@ -80,14 +80,15 @@ async def test_wrong_workflows(flows: Flows) -> None:
     async with memory(flows) as backend:
         many = group(*(flows.note.call("x") for _ in range(LIMITS.steps + 1)))
         long = group(*(flows.note.call("x" * 250_000) for _ in range(20)))
-        when = Workflow()
-        when.add(flows.note.call("x"), after=flows.size.handle("y"), when="failed")
+        inputs = Workflow()
+        total = flows.total.call([inputs.add(flows.size.call("x")).output])
+        inputs.add(total, after=flows.size.handle("y"), when="failed")
         unique = chain(flows.note.using(unique=None).call("x"))
         for flow, field in (
             (Workflow(), "steps"),
             (many, "steps"),
             (long, "steps"),
-            (when, "steps.note.when"),
+            (inputs, "steps.total.inputs"),
         ):
             with pytest.raises(InvalidWorkflow) as caught:
                 await flow.publish()

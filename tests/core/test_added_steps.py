@@ -226,9 +226,9 @@ async def test_cancelled_while_added_steps_are_published() -> None:
         ),
         (
             BY,
-            [WorkflowStep.of("x", "q", after=(TaskRef("q.end", "w.end"),), when="ended")],
-            "steps.x.when",
-            "'ended' for a task outside",
+            [WorkflowStep.of("x", "q", after=(BY,), when="ended", inputs=(0,))],
+            "steps.x.inputs",
+            "other tasks with 'ended'",
         ),
         (
             BY,
@@ -245,7 +245,7 @@ async def test_cancelled_while_added_steps_are_published() -> None:
     ],
     ids=[
         *("task", "workflow", "step", "queue", "empty", "twice", "colon", "long", "unknown"),
-        *("cycle", "parent", "when", "many", "large"),
+        *("cycle", "parent", "inputs", "many", "large"),
     ],
 )
 async def test_wrong_additions(

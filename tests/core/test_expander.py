@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from taskqueue_core.after import TaskRef
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.consumer.carrier import carry
 from taskqueue_core.consumer.expander import Expander
@@ -129,6 +130,67 @@ async def test_killed_between_two_calls(
         number += 1
     assert number >= 8
     assert await backend.control.queues() == ()
+
+
+OTHER = TaskRef("other", "o")
+
+
+def waiting_for_another() -> list[WorkflowStep]:
+    """Return steps that wait for the end, or the failure, of a task that is no step, some of them also for a step."""
+    return [
+        WorkflowStep.of("first", "q.first"),
+        *(
+            WorkflowStep.of(f"{when}-{number}", f"q.{when}", after=parents, when=when)
+            for when in ("ended", "failed")
+            for number, parents in enumerate(((OTHER,), (OTHER, "first")))
+        ),
+    ]
+
+
+@pytest.mark.parametrize("reject", [True, False])
+async def test_others_that_end_before_the_steps_are_stored(*, reject: bool) -> None:
+    """U16, fault A1: a step whose parents have ended otherwise runs only once all are stored, wherever that stops."""
+    number, killed = 0, True
+    while killed:
+        made, killed = MemoryBackend(), False
+        await made.publisher.publish(Task(key=OTHER.key, id=OTHER.task_id))
+        await Queue(made).workflows.put(waiting_for_another(), id="w")
+        async with made.subscribe([OTHER.key], "w") as subscription:
+            (other,) = (await subscription.receive(1, 0)).deliveries
+            await (subscription.dead_letter(other, "x") if reject else subscription.ack(other))
+        expander = Expander(Counting(made, (number, False)))  # type: ignore[arg-type] # it has what is used
+        try:
+            await expander.drain()
+        except Killed:
+            killed = True
+            (main,) = await made.control.statuses(WORKFLOWS, "w")
+            assert main is not None
+            if main.state is not State.DONE:
+                stored = [
+                    await made.control.ledger(key)
+                    for key in await made.control.queues()
+                    if key.startswith("q.")
+                ]
+                assert not any(each.waiting for each in stored)
+        ran = await run(made)
+        assert sorted(ran) == sorted(
+            f"w.{name}"
+            for name in ("first", "ended-0", "ended-1", *(["failed-0", "failed-1"] * reject))
+        )
+        number += 1
+        await made.aclose()
+    assert number >= 5
+
+
+async def test_cancelled_while_it_waits_for_another(backend: MemoryBackend) -> None:
+    """U15: a workflow that is cancelled leaves nothing that waits for tasks which are no steps."""
+    await backend.publisher.publish(Task(key=OTHER.key, id=OTHER.task_id))
+    await Queue(backend).workflows.put(waiting_for_another(), id="w")
+    await Expander(backend).drain()
+    assert (await backend.control.ledger(WORKFLOWS)).blocked == 3
+    await Queue(backend).workflows.cancel("w")
+    await Expander(backend).drain()
+    assert (await backend.control.ledger(WORKFLOWS)).blocked == 0
 
 
 async def test_expanded_again_after_the_end(backend: MemoryBackend) -> None:

@@ -39,6 +39,7 @@ from taskqueue_core.workflows import (
     is_part,
     levels,
     read_stored,
+    relay_id,
     step_id,
     tasks_of,
 )
@@ -216,10 +217,12 @@ class Expander:
     async def _cancel_steps(self, workflow: str, steps: Sequence[WorkflowStep]) -> None:
         """Cancel children before their parents, so that the end of a parent releases none of them."""
         for level in reversed(levels(steps)):
-            for start in range(0, len(level), _BATCH):
+            tasks = [(step.key, step_id(workflow, step.name)) for step in level]
+            tasks += [(WORKFLOWS, relay_id(workflow, step.name)) for step in level if step.others]
+            for start in range(0, len(tasks), _BATCH):
                 await gather_all(
-                    self._control.cancel(step.key, step_id(workflow, step.name))
-                    for step in level[start : start + _BATCH]
+                    self._control.cancel(key, task_id)
+                    for key, task_id in tasks[start : start + _BATCH]
                 )
 
 

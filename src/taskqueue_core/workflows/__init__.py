@@ -37,6 +37,7 @@ from taskqueue_core.workflows.stored import (
     manifest_tasks,
     part_ids,
     read_stored,
+    relay_id,
     steps_in,
 )
 
@@ -71,6 +72,7 @@ __all__ = [
     "manifest_tasks",
     "part_ids",
     "read_stored",
+    "relay_id",
     "sorted_steps",
     "step_id",
     "steps_in",

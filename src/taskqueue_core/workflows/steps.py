@@ -88,7 +88,7 @@ class WorkflowStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     after: tuple[str | TaskRef, ...] = ()
     """the parents: names of steps of the same workflow, and other tasks"""
     when: When = "done"
-    """as `After.when`; only ``done`` if one of the parents is a task of its own"""
+    """as `After.when`"""
     on_dead: OnDead = "hold"
     """as `After.on_dead`"""
     inputs: tuple[int, ...] = ()
@@ -122,6 +122,14 @@ class WorkflowStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     def others(self) -> tuple[TaskRef, ...]:
         """The parents that are not steps of the workflow."""
         return tuple(parent for parent in self.after if isinstance(parent, TaskRef))
+
+    @property
+    def needs_relay(self) -> bool:
+        """Whether its parents may release the step before all steps are published."""
+        others = len(self.others)
+        return bool(others) and (
+            self.when == "failed" or (self.when == "ended" and others == len(self.after))
+        )
 
     def task(self, workflow: str, after: After | None = None) -> Task:
         """Return the task of the step in a workflow. Raises `InvalidInput`."""
@@ -236,11 +244,10 @@ def _check_parents(step: WorkflowStep, by_name: dict[str, WorkflowStep]) -> None
             raise InvalidWorkflow(
                 f"{field}.after", "the name of a step that does not exist", "names of steps"
             )
-    if step.others and step.when != "done":
+    if step.needs_relay and step.inputs:
+        got = f"results for a step that waits for other tasks with {step.when!r}"
         raise InvalidWorkflow(
-            f"{field}.when",
-            f"{step.when!r} for a task outside of the workflow",
-            "'done'; or publish a task of its own with after",
+            f"{field}.inputs", got, "none, or only steps of the workflow in after"
         )
     if not step.after:
         if step.inputs:

@@ -25,6 +25,7 @@ from taskqueue_core.uniqueness import sha256
 from taskqueue_core.workflows.steps import InvalidWorkflow, WorkflowStep, workflow_of
 
 __all__ = [
+    "RELAY",
     "WORKFLOWS",
     "Stored",
     "addition_id",
@@ -36,6 +37,7 @@ __all__ = [
     "manifest_tasks",
     "part_ids",
     "read_stored",
+    "relay_id",
     "steps_in",
 ]
 
@@ -46,6 +48,8 @@ _PART = 3 * 64_000
 _DIGITS = 40
 """number of hexadecimal digits in the id of an addition, which the whole id of the step would make too long"""
 _NOTHING = msgspec.Raw(b"null")
+RELAY = b'""'
+"""payload of a relay"""
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -135,13 +139,18 @@ def cancel_task(workflow: str) -> Task:
     return Task(key=WORKFLOWS, id=cancel_id(workflow), payload=text, after=after)
 
 
+def relay_id(workflow: str, step: str) -> str:
+    """Return the id of the task that waits for the parents of a step; see `tasks_of`."""
+    return f"<relay-{sha256(step.encode()).hex()[:_DIGITS]}>{workflow}"
+
+
 def is_workflow(task_id: str) -> bool:
-    """Return whether a task of the internal queue is that of a workflow: not a part, an addition or a cancel."""
+    """Return whether a task of the internal queue is that of a workflow, and not one that belongs to it."""
     return not task_id.startswith("<")
 
 
 def is_part(payload: bytes) -> bool:
-    """Return whether a payload is a part."""
+    """Return whether a payload is a part, or that of a relay: nothing is to be done for the task."""
     return payload[:1] == b'"'
 
 
