@@ -223,6 +223,7 @@ def remote(
         registry=SimpleNamespace(view=lambda _: SimpleNamespace(endpoints=infos)),
         settings=settings(),
         pool=SimpleNamespace(late=late_notes),
+        events=None,
     )
     held = RenewedLease(lease_of(A))
     held.assigned_at = math.inf
