@@ -15,7 +15,7 @@ import httpx2
 import pytest
 
 from taskqueue_conformance.suites.streams import new
-from taskqueue_core.capabilities import QueueSettings, streams_of
+from taskqueue_core.capabilities import QueueSettings, control_of, streams_of
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.tasks import Delivery
 from taskqueue_server.api import events as api
@@ -153,6 +153,23 @@ async def test_many_readers(monkeypatch: pytest.MonkeyPatch) -> None:
         ended = await client.get(PATH, params=query, headers=SSE)
         assert _ID.findall(ended.content) == [b"1", b"2"]
         assert 595 < asked[0] <= 601
+
+
+async def test_a_task_that_streams_nothing() -> None:
+    """U19: a client that reads such a task gets its end at once, and nothing after it; so does a page."""
+    async with running() as it, http(it) as client:
+        await it.publish("t1", key="a")
+        async with client.stream("GET", PATH, params={"channels": "log"}, headers=SSE) as answer:
+            await eventually(lambda: len(it.context.readers))
+            await control_of(it.backend).cancel("a", "t1")
+            text = (await answer.aread()).decode()
+        assert text.startswith("id: 0-1\nevent: end\n")
+        assert '"value":"cancelled"' in text
+        last = await client.get(PATH, headers=SSE | {"last-event-id": "0-1"})
+        assert last.status_code == 204
+        page = (await client.get(PATH)).json()
+        assert [event["kind"] for event in page["events"]] == ["end"]
+        assert (page["next"], page["ended"]) == ("0-1", True)
 
 
 async def test_a_slow_reader(monkeypatch: pytest.MonkeyPatch) -> None:

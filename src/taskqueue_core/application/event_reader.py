@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
-from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
@@ -13,11 +12,12 @@ from taskqueue_core.after import TaskRef
 from taskqueue_core.application.encoding import Encoding, decoded_result
 from taskqueue_core.application.errors import EventsGone, Undecodable, UnknownTask
 from taskqueue_core.capabilities import Event as StoredEvent
-from taskqueue_core.capabilities import EventKind, EventPage, control_of, streams_of
+from taskqueue_core.capabilities import EventKind, EventPage, streams_of
 from taskqueue_core.consumer.outage import OUTAGE_BACKOFF, OUTAGE_ERRORS
 from taskqueue_core.errors import CapabilityMissing
 from taskqueue_core.limits import check_channel
 from taskqueue_core.queue import Queue
+from taskqueue_core.task_events import read_events
 
 _WAIT = 20.0
 """seconds for which one call of the store waits for events"""
@@ -57,21 +57,18 @@ async def events_of(
     for channel in channels:
         check_channel("channels", channel)
     reader = _Reader(queue, ref.key, ref.task_id, after)
-    try:
-        while True:
-            page = await reader.next_page()
-            for stored in page.events:
-                if strict and stored.kind is EventKind.TRIMMED:
-                    raise EventsGone(
-                        f"{stored.value.decode()} events of task {ref.task_id} of {ref.key} before {stored.id} are not "
-                        "stored any more: read without strict=True, or keep more of them (stream_events, stream_bytes)"
-                    )
-                if not channels or stored.channel in channels:
-                    yield _decoded(stored, encoding)
-            if page.ended:
-                return
-    finally:
-        await reader.aclose()
+    ended = False
+    while not ended:
+        page = await reader.next_page()
+        for stored in page.events:
+            if strict and stored.kind is EventKind.TRIMMED:
+                raise EventsGone(
+                    f"{stored.value.decode()} events of task {ref.task_id} of {ref.key} before {stored.id} are not "
+                    "stored any more: read without strict=True, or keep more of them (stream_events, stream_bytes)"
+                )
+            if not channels or stored.channel in channels:
+                yield _decoded(stored, encoding)
+        ended = page.ended
 
 
 @runtime_checkable
@@ -118,55 +115,23 @@ class _Reader:
 
     def __init__(self, queue: Queue, key: str, task_id: str, after: str | None) -> None:
         self._queue = queue
-        self._streams = streams_of(queue.backend)
         self._key = key
         self._id = task_id
         self._after = after
-        self._end: asyncio.Task[Any] | None = None
         self._tries = 0
 
     async def next_page(self) -> EventPage:
         """Return the next page that has events, or is the last one. Raises `UnknownTask`."""
         while True:
-            page = await self._read(0)
-            if not page.events and not page.ended:
-                page = await self._wait()
-            self._after = page.next or self._after
-            if page.ended and (not page.events or page.events[-1].kind is not EventKind.END):
-                return EventPage(events=(*page.events, *await self._last()), ended=True)
-            if page.events or page.ended:
-                return page
-
-    async def aclose(self) -> None:
-        """End the wait for the end of the task."""
-        if self._end is not None:
-            self._end.cancel()
-            await asyncio.gather(self._end, return_exceptions=True)
-
-    async def _wait(self) -> EventPage:
-        """Wait for events. A task that streams nothing has none, so wait for its end as well."""
-        if self._end is None or self._end.done():
-            self._end = asyncio.create_task(
-                self._queue.ends.wait(self._key, self._id, wait_for_redrive=True)
-            )
-        page = asyncio.create_task(self._read(_WAIT))
-        try:
-            await asyncio.wait([page, self._end], return_when=asyncio.FIRST_COMPLETED)
-            if page.done():
-                return page.result()
-            with suppress(*OUTAGE_ERRORS):  # the next read waits until the store is available
-                self._end.result()
-        finally:
-            page.cancel()
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([page])
-        return EventPage()
-
-    async def _read(self, wait: float) -> EventPage:
-        while True:
             try:
-                page = await self._streams.events(
-                    self._key, self._id, after=self._after, limit=_PAGE, wait=wait
+                page = await read_events(
+                    self._queue.backend,
+                    self._queue.ends,
+                    self._key,
+                    self._id,
+                    after=self._after,
+                    limit=_PAGE,
+                    wait=_WAIT,
                 )
             except OUTAGE_ERRORS:
                 self._tries += 1
@@ -177,18 +142,9 @@ class _Reader:
                 raise UnknownTask(
                     f"task {self._id} of {self._key} is unknown: it was never published, or its record was deleted"
                 )
-            return page
-
-    async def _last(self) -> tuple[StoredEvent, ...]:
-        """Return the event for the end of a task without a stream; nothing if its stream was read to the end."""
-        if self._after is not None:
-            return ()
-        (status,) = await control_of(self._queue.backend).statuses(self._key, self._id)
-        if status is None:
-            return ()
-        value = msgspec.json.encode(status.state)
-        end = StoredEvent(id="0-1", kind=EventKind.END, value=value, at=status.updated_at)
-        return (end,)
+            self._after = page.next or self._after
+            if page.events or page.ended:
+                return page
 
 
 def _decoded(stored: StoredEvent, encoding: Encoding | None) -> Event:

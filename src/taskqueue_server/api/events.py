@@ -10,11 +10,12 @@ import msgspec
 from msgspec import Raw
 from starlette.responses import Response
 
-from taskqueue_core.capabilities import Event, EventPage, streams_of
+from taskqueue_core.capabilities import Event, EventPage
 from taskqueue_core.concurrency import first_completed
 from taskqueue_core.consumer.outage import OUTAGE_ERRORS
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_channel
+from taskqueue_core.task_events import read_events
 from taskqueue_server.api.listing import unknown_task
 from taskqueue_server.api.rights import READING
 from taskqueue_server.context.waiters import MAX_WAIT
@@ -108,7 +109,6 @@ class _Reading:
         self._call = call
         self._key, self._id = call.name("key"), call.name("id")
         self._channels = _channels(call.text("channels"))
-        self._streams = streams_of(call.context.backend)
 
     def slot(self) -> AbstractContextManager[None]:
         """Hold a slot for a reader during the block. Raises `ProblemError` if none is free."""
@@ -124,20 +124,23 @@ class _Reading:
         return response
 
     def chosen(self, page: EventPage) -> Iterable[Event]:
-        """Return the events of a page in the channels that the client asks for, and the end of the task.
+        """Return the events of a page without those in channels for which the client does not ask.
 
-        With the id of the end a client asks for nothing more, even if it connects again by itself.
+        The beginning of an attempt, events that are missing, and the end concern the reader of any channel.
         """
         names = self._channels
         return (
             event
             for event in page.events
-            if not names or event.channel in names or event.kind == "end"
+            if not names or event.channel is None or event.channel in names
         )
 
     async def page(self, after: str | None, limit: int, wait: float = 0) -> EventPage | None:
         """Return a page; ``None`` if the task is unknown."""
-        return await self._streams.events(self._key, self._id, after=after, limit=limit, wait=wait)
+        backend, ends = self._call.context.backend, self._call.context.queue.ends
+        return await read_events(
+            backend, ends, self._key, self._id, after=after, limit=limit, wait=wait
+        )
 
     async def wait(self, after: str | None, limit: int, seconds: float) -> EventPage | None:
         """Wait for a page; ``None`` if the client's rights change or the server drains, even if there are events."""
@@ -210,7 +213,7 @@ OPERATIONS = (
             Query(
                 "channels",
                 {"type": "string", "maxLength": LIMITS.text},
-                "only events of the kinds `data`, in these channels, separated by commas, and `end`",
+                "of the events of the kind `data`, only those in these channels, separated by commas",
                 example="data,log",
             ),
             LIMIT,
