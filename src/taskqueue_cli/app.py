@@ -69,9 +69,11 @@ COMMANDS = {
     "reschedule": "Let one blocked, waiting or scheduled task run at another time.",
     "cancel": "Cancel one task.",
     "purge": "Cancel all blocked, waiting and scheduled tasks of a queue.",
+    "erase": "Erase the tasks of a queue that have a tag, and all that is stored of them.",
     "stats": "Show the ledgers of all queues, or of the given queues.",
     "workers": "Show the connected workers, with their queues and their number of running tasks.",
     "queue": "Show and change the limits and the delivery order of queues; pause, resume and bind queues.",
+    "tenant": "Pause and resume the tenants of a queue.",
     "schedule": "Put, show, pause, run and delete schedules, which publish tasks at given times.",
     "workflow": "List, show and cancel workflows, whose steps wait for one another.",
     "dlq": "List, inspect, redrive and discard dead letters.",
@@ -86,6 +88,7 @@ COMMANDS = {
 """the commands of this package with their short help, which is shown without importing them"""
 _MODULES = {
     "queue": "queues",
+    "tenant": "tenants",
     "dlq": "dead_letters",
     "schedule": "schedules",
     "workflow": "workflows",
@@ -104,6 +107,7 @@ _STORE = {
     "reschedule",
     "cancel",
     "purge",
+    "erase",
     "workers",
     "audit",
     "apply",

@@ -112,6 +112,7 @@ def describe_limits(settings: QueueSettings) -> list[str]:
         f"capacity {settings.tenant_capacity or 0:,} per tenant": settings.tenant_capacity,
         f"{settings.tenant_max_inflight or 0:,} in flight per tenant": settings.tenant_max_inflight,
         f"{_format_optional_rate(settings.tenant_rate_limit)} per tenant": settings.tenant_rate_limit,
+        f"paused tenants {_join_some(settings.paused_tenants)}": settings.paused_tenants,
         f"{settings.floor_share:.0%} for each priority": settings.floor_share,
         f"{settings.shards:,} shards": settings.shards > 1,
         f"indexed by {_join_some(settings.index)}": settings.index,

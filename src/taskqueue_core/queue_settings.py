@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 from pydantic import BaseModel, ValidationError
 
-from taskqueue_core.capabilities import DECLARABLE, Control, Owner, QueueSettings
+from taskqueue_core.capabilities import DECLARABLE, Control, Order, Owner, QueueSettings
 from taskqueue_core.errors import InvalidInput, SettingsConflict
 from taskqueue_core.limits import check_name, clean_text, kind_of
 from taskqueue_core.rate_limit import RateLimit
@@ -64,6 +64,7 @@ def _named(settings: QueueSettings) -> QueueSettings:
         ("moved_to", () if settings.moved_to is None else (settings.moved_to,)),
         ("bound_to", settings.bound_to),
         ("weights", settings.weights),
+        ("paused_tenants", settings.paused_tenants),
     ):
         for name in names:
             check_name(field, name)
@@ -162,6 +163,27 @@ async def pause_queue(control: Control, key: str, *, intake: bool, paused: bool)
     """Pause or resume a queue's deliveries or, with ``intake``, its publishing. Raises `SettingsConflict`."""
     flag = {"intake_paused" if intake else "paused": paused}
     return await change_settings(control, key, lambda settings: settings.model_copy(update=flag))
+
+
+async def pause_tenant(control: Control, key: str, tenant: str, *, paused: bool) -> QueueSettings:
+    """Pause or resume the deliveries of one tenant of a queue, which must have fair order. Idempotent.
+
+    Raises `InvalidInput`, also beyond 1,000 paused tenants of a queue, and `SettingsConflict`.
+    """
+    check_name("tenant", tenant)
+
+    def edit(settings: QueueSettings) -> QueueSettings:
+        names = settings.paused_tenants
+        if paused == (tenant in names):
+            return settings
+        if settings.order is not Order.FAIR:
+            raise InvalidInput(
+                "tenant", "one of a queue in fifo order", "those of a queue in fair order"
+            )
+        changed = [*names, tenant] if paused else [name for name in names if name != tenant]
+        return merge_settings(settings, {"paused_tenants": changed})
+
+    return await change_settings(control, key, edit)
 
 
 async def reset_settings(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 
 from typing_extensions import Unpack
 
 from taskqueue_core.authoring.entries import detail_of, summary_of
 from taskqueue_core.authoring.listings import Filters, Query, checked_page
-from taskqueue_core.capabilities import TaskDetail, TaskPage, TaskSummary
+from taskqueue_core.capabilities import Erasure, TaskDetail, TaskPage, TaskSummary
 from taskqueue_core.capabilities.listing import LOOKED_AT
 from taskqueue_memory.records import QueueState, TaskRecord
 from taskqueue_memory.sorted_lists import Listed, Place, SortedLists, walk
@@ -49,6 +51,16 @@ class MemoryListing:
     async def task(self, key: str, task_id: str) -> TaskDetail | None:
         record = self._store.find(key, task_id)
         return None if record is None or record.replaced is not None else detail_of(record)
+
+    async def erase(self, key: str, tag: str, *, limit: int = 1000) -> Erasure:
+        query, most = Query(key=key, tag=tag), checked_page(limit)
+        queue = self._store.known(key)
+        query.check(queue.settings)
+        found = [record for record, _ in islice(queue.tags.of(tag), most)]
+        states = Counter(record.state for record in found if record.state is not None)
+        for record in found:
+            self._store.erase(record)
+        return Erasure(tasks=dict(states), more=any(True for _ in queue.tags.of(tag)))
 
     async def _candidates(
         self, queue: QueueState, query: Query, start: Place | None

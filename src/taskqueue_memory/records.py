@@ -179,6 +179,7 @@ class QueueState:
             or settings.rate_limit
             or settings.tenant_max_inflight
             or settings.tenant_rate_limit
+            or settings.paused_tenants
         )
         self._floor = (self._floor or PriorityFloor()) if settings.floor_share else None
         if settings.order is not before.order:

@@ -1,4 +1,4 @@
-"""The fair order: within a priority, tenants take turns. A tenant that has reached one of its limits is skipped."""
+"""The fair order: within a priority, tenants take turns. A tenant that is paused or at one of its limits is skipped."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Tenants(Generic[T]):
 
     def __init__(self, settings: QueueSettings) -> None:
         self.resting = 0
-        """number of waiting entries whose tenant has reached a limit"""
+        """number of waiting entries whose tenant is paused or has reached a limit"""
         self._accounts: dict[str | None, TenantUsage] = {}
         self._walks: dict[int, FairRotation[_TenantLane]] = {}
         self._marks = itertools.count(1)
@@ -97,6 +97,7 @@ class Tenants(Generic[T]):
         if account is None:
             limit = self._limits.rate_limit
             account = self._accounts[name] = TenantUsage(name, bucket_after(None, None, limit, 0.0))
+            account.resting = name in self._paused
         if record.usage is not account:
             record.usage = account
             account.fresh += record.counted
@@ -201,6 +202,7 @@ class Tenants(Generic[T]):
             max_inflight=settings.tenant_max_inflight, rate_limit=settings.tenant_rate_limit
         )
         self._weights = settings.weights
+        self._paused: frozenset[str | None] = frozenset(settings.paused_tenants)
         self._limited = bool(settings.tenant_max_inflight or settings.tenant_rate_limit)
         self._openings = DueHeap[TenantUsage](lambda account, mark: account.alarm == mark)
         self._fillings = DueHeap[TenantUsage](lambda account, mark: account.fills == mark)
@@ -216,9 +218,11 @@ class Tenants(Generic[T]):
         return self._walks[priority]
 
     def _review(self, account: TenantUsage, now: float) -> None:
-        """Stop serving a tenant that has reached a limit, and serve it again once its limits allow deliveries."""
+        """Stop serving a tenant that is paused or at a limit, and serve it again once nothing forbids it."""
         if account.resting or self._may_rest(account):
-            room = room_of(self._limits, account.bucket, account.in_flight, now)
+            room = QueueRoom(0, None)
+            if account.name not in self._paused:
+                room = room_of(self._limits, account.bucket, account.in_flight, now)
             if bool(room.left) is account.resting:
                 (self._wake if account.resting else self._rest)(account)
             if room.opens_at is not None and account.waiting and not account.alarm:
@@ -228,7 +232,9 @@ class Tenants(Generic[T]):
             self._retire(account, now)
 
     def _may_rest(self, account: TenantUsage) -> bool:
-        """Return whether a tenant may have reached a limit. Fast, because it does not refill the bucket."""
+        """Return whether a tenant is paused or may have reached a limit. Fast: it does not refill the bucket."""
+        if account.name in self._paused:
+            return True
         most, bucket = self._limits.max_inflight, account.bucket
         if most and account.in_flight >= most:
             return True

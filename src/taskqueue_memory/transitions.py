@@ -321,6 +321,12 @@ class MemoryStore(Steps):
         self._finish(record, State.CANCELLED, "cancelled", revoke=True)
         return True
 
+    def erase(self, record: TaskRecord) -> None:
+        """End an entry if it has not ended, and delete its record."""
+        if not self.cancel(record) and record.state is State.DEAD:
+            self.discard(record)
+        self._remove(record)
+
     def reschedule(self, record: TaskRecord, at: float) -> bool:
         """Give an entry another time. Return False if it is not live, or its attempt was delivered."""
         if not record.movable:

@@ -39,6 +39,7 @@ from taskqueue_redis.scripts.task_record import (
     pairs,
     settings_in,
     status_of,
+    weights_of,
 )
 
 _CHUNK = 500
@@ -144,7 +145,7 @@ class RedisControl(_ScriptCaller):
             changed.replicas if replicated else 0,
             changed.moved_to or "",
             msgspec.json.encode(changed.bound_to) if changed.bound_to else "",
-            msgspec.json.encode(changed.weights) if changed.weights else "",
+            weights_of(changed),
             "\0".join(("", *changed.index, "")) if changed.index else "",
             microseconds(changed.keep_ended),
             changed.keep_ended_most,

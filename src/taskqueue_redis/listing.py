@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Any
 
 from typing_extensions import Unpack
@@ -12,6 +13,7 @@ from taskqueue_core.authoring.listings import ENDED, Filters, Query, checked_pag
 from taskqueue_core.capabilities.listing import (
     ERROR_CHARACTERS,
     LOOKED_AT,
+    Erasure,
     TaskDetail,
     TaskPage,
     TaskSummary,
@@ -32,6 +34,8 @@ from taskqueue_redis.scripts.task_record import (
 
 _STEP = 500
 """maximum number of records that one script call looks at"""
+_ERASED = 50
+"""maximum number of tasks that one script call erases; each takes some tens of commands"""
 _BY_TAG = "tag"
 _POSITION = re.compile(
     r"(?:z\d|J|scheduled|blocked|dead) -?[0-9.e+]{1,25}:[^\0]{1,300}"
@@ -101,6 +105,16 @@ class RedisListing:
             worker_id=_text(worker) or (history[-1].worker if history else None),
             history=tuple(history),
         )
+
+    async def erase(self, key: str, tag: str, *, limit: int = 1000) -> Erasure:
+        query, left = Query(key=key, tag=tag), checked_page(limit)
+        query.check(await self._control.settings(key))
+        states, more = Counter[State](), True
+        while more and left > 0:
+            numbers, more = await self._run("erase", key, tag, min(_ERASED, left))
+            states.update(map(state_of, numbers))
+            left -= len(numbers)
+        return Erasure(tasks=dict(states), more=bool(more))
 
     async def _tokens(self, key: str, worker: str) -> tuple[bytes, ...]:
         """Return the consumers of a worker, of those that may have deliveries of a queue."""

@@ -6,7 +6,7 @@ import msgspec
 from typing_extensions import Unpack
 
 from taskqueue_core.authoring.listings import Filters, Query, check_cursor, checked_page
-from taskqueue_core.capabilities import TaskDetail, TaskPage
+from taskqueue_core.capabilities import Erasure, TaskDetail, TaskPage
 from taskqueue_core.protocol.frames import WireTask, to_task
 from taskqueue_core.server_address import path
 from taskqueue_core.tasks import Failure, TaskStatus
@@ -60,3 +60,8 @@ class RemoteListing:
         detail = msgspec.structs.asdict(fields.pop("detail"))
         task = to_task(detail.pop("task"))
         return TaskDetail(status=TaskStatus(**fields), task=task, **detail)
+
+    async def erase(self, key: str, tag: str, *, limit: int = 1000) -> Erasure:
+        Query(key=key, tag=tag)
+        body = {"tag": tag, "limit": checked_page(limit)}
+        return await self._client.ask("POST", path("queues", key, "erase"), Erasure, body=body)

@@ -93,3 +93,24 @@ def test_a_task_in_detail(cli: Cli) -> None:
     done = cli("status", "mail", f"{0:032x}", "--detail").out
     assert '"to"' not in done
     assert cli("status", "mail", "no", "--detail").code == 1
+
+
+def test_erasure(cli: Cli, filled: Shared) -> None:
+    """U18, U21: `erase` counts the tasks with a tag; with the tag as confirmation it erases them, and records it."""
+    counted = cli("erase", "mail", "user:42")
+    assert "4 tasks with the tag user:42 in queue mail" in counted.out
+    assert "--confirm user:42" in counted.out
+    told = cli("erase", "mail", "user:42", "--json").json
+    assert (told["erased"], told["count"], told["more"]) == (False, 4, False)
+    assert told["tasks"] == {"done": 1, "dead": 1, "waiting": 2}
+    wrong = cli("erase", "mail", "user:42", "--confirm", "user:4", "--json")
+    assert (wrong.code, wrong.json["error"]["field"]) == (2, "--confirm")
+    done = cli("erase", "mail", "user:42", "--confirm", "user:42")
+    assert (done.code, "erased 4 tasks" in done.out) == (0, True)
+    assert cli("tasks", "list", "mail", "--tag", "user:42", "--json").json["tasks"] == []
+    again = cli("erase", "mail", "user:42", "--confirm", "user:42", "--json").json
+    assert (again["erased"], again["count"], again["tasks"]) == (True, 0, {})
+    assert cli("erase", "mail", "urgent").code == 2
+    entries = asyncio.run(filled.audit.entries(limit=9))
+    actions = [(entry.tasks, entry.details) for entry in entries if entry.action == "erase"]
+    assert actions == [(0, "tag=user:42"), (4, "tag=user:42")]

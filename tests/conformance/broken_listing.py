@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from taskqueue_core.authoring import listings
-from taskqueue_core.capabilities import TaskPage
+from taskqueue_core.capabilities import Erasure, TaskPage
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.tasks import State
 from taskqueue_memory.records import TaskRecord
@@ -116,3 +116,17 @@ class MixesEnds(FacadeListing):
         return msgspec.structs.replace(
             page, tasks=page.tasks + more.tasks, looked_at=page.looked_at + more.looked_at
         )
+
+
+class KeepsErasedRecords(FacadeListing):
+    """Defect: an erasure ends the tasks, but keeps their records."""
+
+    async def erase(self, key: str, tag: str, **options: Any) -> Erasure:
+        transitions = self.facade.inner._store
+        remove = transitions._remove
+        transitions._remove = lambda record: record.queue.tags.remove(record)  # type: ignore[method-assign]
+        try:
+            erased: Erasure = await self.inner.erase(key, tag, **options)
+        finally:
+            transitions._remove = remove  # type: ignore[method-assign]
+        return erased

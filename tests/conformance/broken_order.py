@@ -20,6 +20,7 @@ from tests.conformance.facade import Facade, FacadeControl, FacadePublisher, Fac
 _PLAIN: dict[str, Any] = {
     "order": Order.FIFO,
     "weights": {},
+    "paused_tenants": (),
     "tenant_capacity": None,
     "tenant_max_inflight": None,
     "tenant_rate_limit": None,
@@ -38,6 +39,13 @@ class IgnoresWeights(LyingControl):
 
     def twist(self, settings: QueueSettings) -> dict[str, Any]:  # noqa: ARG002 - the defect ignores it
         return {"weights": {}}
+
+
+class IgnoresPausedTenants(LyingControl):
+    """Defect: tasks of paused tenants are delivered."""
+
+    def twist(self, settings: QueueSettings) -> dict[str, Any]:  # noqa: ARG002 - the defect ignores it
+        return {"paused_tenants": ()}
 
 
 class _CreditWalk(FairRotation[Any]):

@@ -27,6 +27,7 @@ FIELDS: dict[str, Any] = {
 FIFO: dict[str, Any] = {
     "order": Order.FIFO,
     "weights": {},
+    "paused_tenants": (),
     "tenant_capacity": None,
     "tenant_max_inflight": None,
     "tenant_rate_limit": None,

@@ -166,6 +166,9 @@ def test_what_is_wrong_is_said(text: str, said: str) -> None:
         ("bound_to", ["fine", "{s3cret}"]),
         ("weights", {"a s3cret": 1}),
         ("weights", {"s3cret" * 50: 1}),
+        ("paused_tenants", ["fine", "a s3cret"]),
+        ("paused_tenants", ["fine", "fine"]),
+        ("paused_tenants", [f"t{n}" for n in range(1001)]),
     ],
 )
 def test_names_in_settings(field: str, value: object) -> None:

@@ -44,6 +44,25 @@ async def test_pausing(it: Running, client: httpx2.AsyncClient) -> None:
     assert (await post(client, "/queues/k/pause", to="neither")).status_code == 422
 
 
+async def test_pausing_a_tenant(it: Running, client: httpx2.AsyncClient) -> None:
+    """U21: a tenant is paused and resumed on the page of a queue with fair order, also one without tasks so far."""
+    control = it.context.control
+    assert "Another tenant" not in (await client.get("/queues/k")).text
+    await control.configure("k", QueueSettings(order=Order.FAIR))
+    page = (await client.get("/queues/k")).text
+    assert "Another tenant" in page
+    form = {"what": "tenant", "tenant": "acme"}
+    page = await followed(client, await post(client, "/queues/k/pause", **form, to="paused"))
+    assert "Tasks of this tenant are accepted and wait." in page
+    assert 'aria-label="Resume tenant acme"' in page
+    assert (await control.settings("k")).paused_tenants == ("acme",)
+    page = await followed(client, await post(client, "/queues/k/pause", **form, to="resumed"))
+    assert 'aria-label="Resume tenant acme"' not in page
+    assert (await control.settings("k")).paused_tenants == ()
+    wrong = await post(client, "/queues/k/pause", what="tenant", tenant="a/b", to="paused")
+    assert (wrong.status_code, 'id="tenant-error"' in wrong.text) == (422, True)
+
+
 def filled(settings: QueueSettings, **changes: str) -> dict[str, str]:
     """Return the fields of the settings form, with some of them changed."""
     changed = {name.replace("__", "."): text for name, text in changes.items()}

@@ -8,9 +8,11 @@ import httpx2
 import pytest
 
 from taskqueue_core.backend import Capabilities, Capability
-from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.capabilities import Order, QueueSettings
+from taskqueue_core.rate_limit import IntervalUnit, RateLimit
 from taskqueue_core.tasks import QueueStats, State, Task
 from taskqueue_memory import MemoryBackend
+from taskqueue_server.dashboard import tenants
 from tests.dashboard.support import post
 from tests.dashboard.test_forms import bury, followed
 from tests.server.support import Running
@@ -111,6 +113,57 @@ async def test_each_action(
     assert await it.count(state) == 2
     await followed(client, await post(client, LIST, **form, confirm=action))
     assert (await it.count(state), await it.count(after)) == (1, 1)
+
+
+async def test_the_tenants_of_a_queue(
+    it: Running, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """U20: the table of tenants shows what waits and runs, is sorted by a column, and leads to their tasks."""
+    limit = RateLimit(max_tokens=7, interval_unit=IntervalUnit.MINUTES)
+    settings = QueueSettings(order=Order.FAIR, tenant_rate_limit=limit, paused_tenants=("idle",))
+    await it.context.control.configure("k", settings)
+    assert "No waiting or running task has a tenant" in (await client.get("/queues/other")).text
+    await it.publish("a", tenant="acme")
+    await it.publish("g1", "g2", tenant="globex")
+    await it.publish("none")
+    subscription = it.context.backend.subscribe(["k"], "w1")
+    ((running,),) = [(await subscription.receive(1, 1)).deliveries]
+    assert running.task.id == "a"
+    page = table = ""
+    for column, order in (
+        ("in_flight", ["acme", "globex", "idle", "no tenant"]),
+        ("waiting", ["globex", "no tenant", "acme", "idle"]),
+        ("oldest", ["globex", "no tenant", "acme", "idle"]),
+    ):
+        page = (await client.get(f"/queues/k?tenants={column}")).text
+        table = page.partition('aria-label="Tenants">')[2].partition("</table>")[0]
+        rows = re.findall(r'<th scope="row" class="name">(?:<a href="[^"]+">)?([^<]+)', table)
+        assert rows == order, column
+    assert "At most 7 per minute each." in page
+    assert f'href="{LIST}?tenant=globex&amp;state=waiting">2<' in table
+    assert table.count(">Paused<") == 1
+    assert "of the first" not in page
+    monkeypatch.setattr(tenants, "READ", 2)
+    assert "of the first" in (await client.get("/queues/k?tenants=x")).text
+
+
+async def test_erasure_of_a_tag(it: Running, client: httpx2.AsyncClient) -> None:
+    """U20, U21: the list of a tag leads to an erasure, which says what it would erase, and erases it once confirmed."""
+    await it.context.control.configure("k", QueueSettings(index=("user",)))
+    await it.publish("a", "b", tags=("user:1",))
+    await it.publish("other")
+    assert 'value="erase"' in (await client.get(f"{LIST}?tag=user:1")).text
+    assert 'value="erase"' not in (await client.get(LIST)).text
+    form = {"action": "erase", "tag": "user:1"}
+    preview = (await post(client, LIST, **form)).text
+    assert "Erase 2 tasks with the tag user:1" in preview
+    assert "2 waiting" in preview
+    assert await it.count(State.WAITING) == 3
+    page = await followed(client, await post(client, LIST, **form, confirm="erase"))
+    assert "Erased: 2." in page
+    assert (await it.count(State.WAITING), await it.count(State.CANCELLED)) == (1, 2)
+    (entry,) = await it.backend.audit.entries(limit=1)  # type: ignore[attr-defined]
+    assert (entry.action, entry.tasks, entry.details) == ("erase", 2, "tag=user:1")
 
 
 async def test_an_action_is_bounded(it: Running, client: httpx2.AsyncClient) -> None:

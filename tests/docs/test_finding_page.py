@@ -45,7 +45,7 @@ def test_its_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
             r"^\$ taskqueue (.+)\n((?:(?!\$ ).*\n?)*)", block, re.MULTILINE
         )
     ]
-    assert len(shown) == 5
+    assert len(shown) == 7
     for number, (command, expected) in enumerate(shown):
         if number == 2:  # the setting applies to tasks that are published from then on
             asyncio.run(_publish(store, 4))

@@ -109,6 +109,7 @@ def test_the_tables() -> None:
         tenant_capacity=1,
         tenant_max_inflight=1,
         tenant_rate_limit=rate,
+        paused_tenants=("a",),
         floor_share=0.1,
     )
     assert limits == [*limited.flow, *limited.ordering]

@@ -39,5 +39,5 @@ def test_its_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_its_figures() -> None:
     """The page names the settings that a sharded queue refuses, and the maximum length of its name."""
     for name in _WHOLE:
-        assert name in PAGE or name.startswith(("tenant", "weights")), name
+        assert name in PAGE or name.startswith(("tenant", "weights", "paused_tenants")), name
     assert f"at most {LIMITS.name - LONGEST} characters" in PAGE

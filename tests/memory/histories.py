@@ -27,7 +27,7 @@ ORDERS: tuple[dict[str, Any], ...] = (
     {"max_inflight": 2, "floor_share": 0.3},
     {"max_inflight": 1, "rate_limit": RateLimit(max_tokens=2, interval=4)},
     {"paused": True},
-    {**FAIR, "tenant_max_inflight": 1, "floor_share": 0.5},
+    {**FAIR, "tenant_max_inflight": 1, "floor_share": 0.5, "paused_tenants": ("t1",)},
     {**FAIR, "tenant_max_inflight": 2, "tenant_rate_limit": RateLimit(max_tokens=2, interval=4)},
     {**FAIR, "tenant_rate_limit": RateLimit(max_tokens=1), "rate_limit": RateLimit(max_tokens=3)},
     {**FAIR, "tenant_max_inflight": 1, "max_inflight": 2, "max_processing_time": 2.5},
@@ -219,6 +219,8 @@ class History:
         most, rate = queue.settings.tenant_max_inflight, queue.settings.tenant_rate_limit
         if account is None:
             return True
+        if account.name in queue.settings.paused_tenants:
+            return False
         if most and account.in_flight >= most:
             return False
         return not (rate and account.bucket and not account.bucket.fill(rate, now))

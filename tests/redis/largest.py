@@ -136,6 +136,8 @@ async def _listed(backend: RedisBackend) -> None:
         for newest in (False, True):
             await backend.listing.tasks("listed", state=State.IN_FLIGHT, worker="c", newest=newest)
         await backend.listing.task("listed", taken[1500].task.id)
+        for tag in tags[:2]:
+            await backend.listing.erase("listed", tag, limit=LIMITS.batch)
     await backend.publisher.publish(*_tasks("broad", 40, payload=LARGE))
     await backend.listing.tasks("broad", state=State.WAITING)
     await backend.listing.task("broad", "t0")
@@ -186,6 +188,27 @@ async def _limited(backend: RedisBackend) -> None:
         await received(consumer, 3000)
         await backend.control.configure("limited", settings.model_copy(update={"version": 1}))
         await consumer.receive(1000, 0)
+
+
+async def _paused(backend: RedisBackend) -> None:
+    """Half of 2,000 tenants are paused."""
+    names = tuple(f"u{n}" for n in range(1000))
+    await backend.control.configure("paused", QueueSettings(order=Order.FAIR))
+    await backend.publisher.publish(*_tasks("paused", 2000, tenants=2000))
+    settings = QueueSettings(
+        version=1, order=Order.FAIR, weights=dict.fromkeys(names, 2), paused_tenants=names
+    )
+    await backend.control.configure("paused", settings)
+    async with backend.subscribe(["paused"], "c") as consumer:
+        taken = await received(consumer, 1000)
+        assert not {delivery.task.tenant for delivery in taken} & set(names)
+        await backend.control.configure("paused", settings.model_copy(update={"version": 2}))
+        while (answer := await consumer.receive(LIMITS.call, 0)).again:
+            assert not answer.deliveries
+        assert not answer.deliveries
+        open_to_all = settings.model_copy(update={"version": 3, "paused_tenants": ()})
+        await backend.control.configure("paused", open_to_all)
+        await received(consumer, 1000)
 
 
 async def _purged(backend: RedisBackend) -> None:
@@ -301,8 +324,8 @@ async def _slots(backend: RedisBackend) -> None:
 
 
 SCENARIOS: tuple[Callable[[RedisBackend], Awaitable[None]], ...] = (
-    _plain, _large, _tenants, _ordered, _expired_and_due, _dead, _fan_out, _limited, _purged, _returned, _single,
-    _related, _many_queues, _slots, schedules, audit, streams, _unique, _listed,
+    _plain, _large, _tenants, _ordered, _expired_and_due, _dead, _fan_out, _limited, _paused, _purged, _returned,
+    _single, _related, _many_queues, _slots, schedules, audit, streams, _unique, _listed,
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from taskqueue_conformance.suites.streams import new
 from taskqueue_core.after import After, OnDead, TaskRef, When
 from taskqueue_core.capabilities import Order
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.errors import LeaseLost
+from taskqueue_core.errors import InvalidInput, LeaseLost
 from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import Delivery, Task
 from taskqueue_core.uniqueness import Debounce, UniqueKey
@@ -32,11 +32,12 @@ _ORDERS: tuple[dict[str, object], ...] = (
     {
         "order": Order.FIFO,
         "weights": {},
+        "paused_tenants": (),
         "tenant_capacity": None,
         "tenant_max_inflight": None,
         "tenant_rate_limit": None,
     },
-    {"order": Order.FAIR, "weights": {"a": 3}},
+    {"order": Order.FAIR, "weights": {"a": 3}, "paused_tenants": ("b",)},
     {"order": Order.FAIR, "tenant_capacity": 4, "tenant_max_inflight": 2},
     {"order": Order.FAIR, "tenant_rate_limit": RateLimit(max_tokens=3, interval=2)},
 )
@@ -60,7 +61,7 @@ class Workload:
             self.publish, self.publish, self.receive, self.receive, self.ack, self.ack, self.redeliver, self.lose,
             self.bury, self.retry, self.retry_by_id, self.cancel, self.purge, self.redrive, self.maintain, self.wait,
             self.leave, self.fall_silent, self.adopt, self.progress, self.limit, self.reschedule,
-            self.carry, self.close, self.stream,
+            self.carry, self.close, self.stream, self.erase,
         ]  # fmt: skip
 
     def key(self) -> str:
@@ -96,6 +97,7 @@ class Workload:
                     not_before=later, deadline=end, tenant=chance.choice((None, "a", "b", "c")),
                     ordering_key=entity, unique=self.unique(timed=later is not None or entity is not None),
                     after=self.after(number), batch=self.batch(),
+                    tags=("user:1",) if chance.random() < 0.1 else (),
                 )
             )  # fmt: skip
         await self.backend.publisher.publish(*tasks)
@@ -214,6 +216,11 @@ class Workload:
         if self.chance.random() < 0.1:
             await self.backend.control.purge(self.key())
 
+    async def erase(self) -> None:
+        """Erase a few tasks with a tag, whatever their states, if the queue indexes tags."""
+        with contextlib.suppress(InvalidInput):
+            await self.backend.listing.erase(self.key(), "user:1", limit=self.chance.randint(1, 5))
+
     async def redrive(self) -> None:
         """Redrive or discard dead letters of a queue."""
         letters = self.backend.dead_letters
@@ -242,6 +249,7 @@ class Workload:
             "floor_share": chance.choice((0, 0.2)),
             "dedupe_window": chance.choice((300.0, 3.0)),
             "result_ttl": chance.choice((3600.0, 4.0, 2.0)),
+            "index": chance.choice((("user",), ("user",), ())),
             **_ORDERS[0],
             **chance.choice(_ORDERS),
         }

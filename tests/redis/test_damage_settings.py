@@ -141,3 +141,20 @@ async def test_the_queues_of_a_consumer_are_deleted(
     assert redis_server.call("HGET", f"{partition}:subs", KEY) == b"1"
     assert (await backend.control.delete(KEY)).deleted
     assert not redis_server.call("EXISTS", f"{partition}:subs")
+
+
+async def test_the_paused_tenants_are_deleted(
+    backend: RedisBackend, redis_server: RedisServer
+) -> None:
+    """U29: if the key with the paused tenants is lost, a check applies the settings again, and they wait again."""
+    settings = QueueSettings(order=Order.FAIR, paused_tenants=("x",))
+    await backend.control.configure(KEY, settings)
+    await backend.publisher.publish(Task.of(KEY, 1, tenant="x"))
+    redis_server.call("DEL", f"{name_of(backend)}/W")
+    await backend.control.maintain()
+    assert redis_server.call("HGETALL", f"{name_of(backend)}/W") == [b"x", b"-1"]
+    async with backend.subscribe([KEY], "c") as consumer:
+        assert (await consumer.receive(1, 0)).deliveries == ()
+        found = await backend.control.settings(KEY)
+        await backend.control.configure(KEY, found.model_copy(update={"paused_tenants": ()}))
+        assert len(await take(consumer, 1)) == 1

@@ -278,6 +278,7 @@ async def everything(workload: Workload) -> None:
     for state in State:
         await backend.listing.tasks("alpha", state=state)
     await backend.listing.task("alpha", "1")
+    await erase(backend)
     await backend.health()
     await publish(backend, "gone", key="delta")
     await control.purge("delta")
@@ -301,6 +302,14 @@ async def everything(workload: Workload) -> None:
     for partition in scripts.partitions.names:
         await scripts.run("repair", partition, 0)
         await scripts.run("beat", partition, consumer.token)  # without waiting for its interval
+
+
+async def erase(backend: RedisBackend) -> None:
+    """Erase a task by its tag."""
+    settings = await backend.control.settings("alpha")
+    await backend.control.configure("alpha", settings.model_copy(update={"index": ("user",)}))
+    await backend.publisher.publish(Task(key="alpha", id="tagged", tags=("user:1",)))
+    assert (await backend.listing.erase("alpha", "user:1")).count == 1
 
 
 async def every_transition_of_slots(backend: RedisBackend) -> None:

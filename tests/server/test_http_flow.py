@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -92,6 +93,7 @@ class TestSettings:
         given: dict[str, Any] = {
             "order": "fair",
             "weights": {"a": 3, "b": 2},
+            "paused_tenants": ["a", "c"],
             "tenant_capacity": 5,
             "tenant_max_inflight": 6,
             "tenant_rate_limit": _LIMITS["rate_limit"],
@@ -105,6 +107,7 @@ class TestSettings:
         assert {name: put.json()[name] for name in given} == given
         shown = (await api.get("/v1/queues/k")).json()["flow"]
         assert shown.pop("weighted") == len(given.pop("weights"))
+        assert shown.pop("paused_tenants") == len(given.pop("paused_tenants"))
         assert shown == given
         document = (await api.get("/v1/openapi.json")).json()["components"]["schemas"]
         assert given.keys() <= document["QueueSettings"]["properties"].keys()
@@ -169,6 +172,34 @@ class TestPausing:
         assert len((await backend.subscribe(["k"], "w").receive(5, 0)).deliveries) == 1
         await api.post("/v1/queues/k/resume", params={"intake": "true"})
         assert (await api.post("/v1/tasks", json={"key": "k", "id": "a"})).status_code == 201
+
+    async def test_one_tenant(self, api: httpx2.AsyncClient, backend: MemoryBackend) -> None:
+        """OPEN-F1, U21: one tenant is paused and resumed, and two operators who do so at once do not lose a change."""
+        await api.patch(_SETTINGS, json={"order": "fair"})
+        pause, resume = "/v1/queues/k/pause", "/v1/queues/k/resume"
+        both = (api.post(pause, params={"tenant": name}) for name in ("acme", "beta"))
+        for answer in await asyncio.gather(*both):
+            assert answer.status_code == 200, answer.text
+        tasks = [Task(key="k", id=name, tenant=name) for name in ("acme", "beta", "other")]
+        await backend.publisher.publish(*tasks)
+        subscription = backend.subscribe(["k"], "w")
+        received = await subscription.receive(9, 0)
+        assert [delivery.task.id for delivery in received.deliveries] == ["other"]
+        told = (await api.post(resume, params={"tenant": "acme"})).json()
+        assert told["paused_tenants"] == ["beta"]
+        assert told == (await api.post(resume, params={"tenant": "acme"})).json()
+        received = await subscription.receive(9, 0)
+        assert [delivery.task.id for delivery in received.deliveries] == ["acme"]
+        actions = [(entry.action, entry.details) for entry in await backend.audit.entries(limit=2)]
+        assert actions == [("resume", "tenant acme")] * 2
+        for params in ({"tenant": "a", "intake": "true"}, {"tenant": "a/b"}, {"tenant": ""}):
+            problem(await api.post(pause, params=params), 422, "invalid_input", "tenant")
+        fifo = await api.post("/v1/queues/other/pause", params={"tenant": "acme"})
+        problem(fifo, 422, "invalid_input", "tenant")
+        many = [f"t{n}" for n in range(1000)]
+        await api.patch(_SETTINGS, json={"paused_tenants": many})
+        full = await api.post(pause, params={"tenant": "acme"})
+        problem(full, 422, "invalid_input", "paused_tenants")
 
     @pytest.mark.parametrize("word", ["", "1", "yes", "True"])
     async def test_bad_words(self, api: httpx2.AsyncClient, word: str) -> None:

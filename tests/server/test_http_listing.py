@@ -10,10 +10,10 @@ import pytest
 from msgspec import structs
 
 from taskqueue_core.backend import Capabilities, Capability
-from taskqueue_core.capabilities import QueueSettings, listing_of
+from taskqueue_core.capabilities import Erasure, QueueSettings, count_tagged, listing_of
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.tasks import State, Task
-from taskqueue_memory import MemoryBackend
+from taskqueue_memory import MemoryBackend, MemorySettings
 from taskqueue_remote import RemoteBackend
 from tests.server.access import bearer, entry, write
 from tests.server.support import app_client, http, problem, running
@@ -152,6 +152,9 @@ async def test_the_remote_backend_lists_the_same() -> None:
                 assert [task.task_id for task in rest.tasks] == ["x1"]
         for task_id in ("t", "later", "x1", "no"):
             assert await theirs.task("k", task_id) == await ours.task("k", task_id)
+        before = await count_tagged(ours, "k", "user:1")
+        assert before == Erasure(tasks={State.IN_FLIGHT: 1})
+        assert await count_tagged(theirs, "k", "user:1") == before
         await subscription.ack(delivery)
         ended = await ours.task("k", "t")
         assert ended is not None
@@ -169,4 +172,37 @@ async def test_the_remote_backend_lists_the_same() -> None:
                     await listing.tasks("k", **query)
                 errors.append(refused.value.field)
             assert errors[0] == errors[1]
+        assert await theirs.erase("k", "user:1", limit=5) == Erasure(tasks={State.DONE: 1})
+        assert await ours.task("k", "t") is None
         await remote.aclose()
+
+
+async def test_erasure_of_a_tag(tmp_path: Path) -> None:
+    """U18, U21: an erasure is counted first, then done and recorded, and the answer says that the journal remains."""
+    backend = MemoryBackend(settings=MemorySettings(journal=tmp_path / "journal"))
+    settings = QueueSettings(index=("user",), journal=True)
+    await backend.control.configure("k", settings)
+    await bury(backend, "dead")
+    tagged = [Task(key="k", id=f"t{n}", tags=("user:1",)) for n in range(3)]
+    await backend.publisher.publish(*tagged, Task(key="k", id="other", tags=("user:2",)))
+    async with app_client(backend) as api:
+        erase = "/v1/queues/k/erase"
+        counted = await api.post(erase, json={"tag": "user:1", "dry_run": True})
+        shown = {"tasks": {"waiting": 3}, "count": 3, "more": False, "journal": True}
+        assert counted.json() == shown
+        first = (await api.post(erase, json={"tag": "user:1", "limit": 2})).json()
+        assert first == shown | {"tasks": {"waiting": 2}, "count": 2, "more": True}
+        rest = (await api.post(erase, json={"tag": "user:1"})).json()
+        assert rest == shown | {"tasks": {"waiting": 1}, "count": 1}
+        assert (await api.get(f"/v1/tasks/k/{tagged[0].id}")).status_code == 404
+        for body, field in (({"tag": "job:1"}, "tag"), ({"tag": "user:1", "limit": 0}, "limit")):
+            problem(await api.post(erase, json=body), 422, "invalid_input", field)
+        assert (await api.post(erase, json={"tag": "user:1", "what": 1})).status_code == 422
+    entries = await backend.audit.entries(limit=10)
+    assert [(e.action, e.key, e.tasks, e.details) for e in entries] == [
+        ("erase", "k", 1, "tag=user:1"),
+        ("erase", "k", 2, "tag=user:1"),
+    ]
+    ledger = await backend.control.ledger("k")
+    assert (ledger.waiting, ledger.dead, ledger.cancelled) == (1, 1, 3)
+    await backend.aclose()

@@ -73,6 +73,7 @@ arrangements: st.SearchStrategy[dict[str, Any]] = st.one_of(
         {
             "order": st.just(Order.FIFO),
             "weights": st.just({}),
+            "paused_tenants": st.just(()),
             "tenant_capacity": st.none(),
             "tenant_max_inflight": st.none(),
             "tenant_rate_limit": st.none(),
@@ -83,6 +84,7 @@ arrangements: st.SearchStrategy[dict[str, Any]] = st.one_of(
         {
             "order": st.just(Order.FAIR),
             "weights": st.sampled_from([{}, {}, {"a": 3}]),
+            "paused_tenants": st.sampled_from([(), (), (), ("a",)]),
             "tenant_capacity": st.sampled_from([None, None, None, 1]),
             "tenant_max_inflight": st.sampled_from([None, None, None, 1]),
             "tenant_rate_limit": _tokens,

@@ -112,6 +112,9 @@ class Limits:
         """
         settings = self.settings
         assert not settings.paused, f"{name} was delivered from a paused queue (law 5)"
+        assert tenant not in settings.paused_tenants, (
+            f"{name} was delivered, but its tenant is paused (law 5)"
+        )
         for bound, running, whose in (
             (settings.max_inflight, in_flight, "of the queue"),
             (settings.tenant_max_inflight, of_tenant, f"of the tenant {tenant!r}"),
@@ -123,17 +126,19 @@ class Limits:
         self._tokens.take(name, at)
         self._of_tenant(tenant).take(name, at)
 
-    def may_want_place(self, in_flight: int, of_tenant: int) -> bool:
-        """Return whether a pause or an in-flight limit may block the delivery of a tenant's next task.
+    def may_want_place(self, in_flight: int, tenant: str | None, of_tenant: int) -> bool:
+        """Return whether a pause or an in-flight limit may block the delivery of the next task of ``tenant``.
 
         ``in_flight`` tasks of the queue are in flight; ``of_tenant`` of these tasks belong to the tenant.
         """
         bound = self.settings.max_inflight
         full = bound is not None and in_flight >= bound
-        return self.settings.paused or full or self.may_want_own_place(of_tenant)
+        return self.settings.paused or full or self.may_want_own_place(tenant, of_tenant)
 
-    def may_want_own_place(self, of_tenant: int) -> bool:
-        """Return whether ``tenant_max_inflight`` blocks a tenant that has ``of_tenant`` tasks in flight."""
+    def may_want_own_place(self, tenant: str | None, of_tenant: int) -> bool:
+        """Return whether its pause or limit blocks a tenant that has ``of_tenant`` tasks in flight."""
+        if tenant in self.settings.paused_tenants:
+            return True
         bound = self.settings.tenant_max_inflight
         return bound is not None and of_tenant >= bound
 

@@ -87,7 +87,7 @@ class Shelf:
         limits, task = self.limits[other.task.key], other.task
         if task.tenant == entry.task.tenant:
             return True
-        full = limits.may_want_own_place(len(self.in_flight(task, of_tenant=True)))
+        full = limits.may_want_own_place(task.tenant, len(self.in_flight(task, of_tenant=True)))
         return not full and limits.own_opens_at(span[0], task.tenant) is None
 
     def opens_at(self, entry: Entry, span: Span) -> float | None:
@@ -98,7 +98,7 @@ class Shelf:
         limits = self.limits[entry.task.key]
         task = entry.task
         own = self.in_flight(task, of_tenant=True)
-        if limits.may_want_place(len(self.in_flight(task)), len(own)):
+        if limits.may_want_place(len(self.in_flight(task)), task.tenant, len(own)):
             return inf
         return limits.opens_at(span[0], task.tenant)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from taskqueue_conformance.bench import KEY, Bench
+from taskqueue_conformance.bench import KEY, Bench, ids
 from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.selection import needs
 from taskqueue_conformance.suites.listing import NAMES, page_of, summaries, walk
+from taskqueue_conformance.suites.streams import append, page
 from taskqueue_core.backend import Capability
-from taskqueue_core.capabilities import listing_of
+from taskqueue_core.capabilities import Erasure, count_tagged, listing_of, streams_of
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Published, State
 from taskqueue_core.uniqueness import UniqueKey
@@ -137,3 +138,84 @@ class ListingTagsSuite(Harness, needs=(Capability.LISTING, Capability.CONTROL)):
         assert await walk(bench, None, tag="user:2") == ["t0"]
         assert await walk(bench, State.DISCARDED) == []
         assert await listing_of(bench.backend).task(KEY, "t1") is None
+
+    @needs(Capability.DEAD_LETTERS)
+    async def test_erasure_of_a_tag(self, bench: Bench) -> None:
+        """An erasure ends the tasks with a tag in any state, leaves nothing of them, and keeps the others (law 11)."""
+        await bench.configure(index=("user",), result_ttl=600, keep_ended=600)
+        subscription, done = await bench.running("done", tags=(TAG,))
+        await subscription.ack(done, results=[b"1"])
+        _, dead = await bench.running("dead", tags=("urgent", TAG))
+        await bench.bury(subscription, dead)
+        await bench.publish("other", tags=("user:4",))
+        kept = await bench.one(subscription)
+        owner, running = await bench.running("running", tags=(TAG, "user:4"))
+        await bench.publish("later", tags=(TAG,), not_before=bench.now + 600)
+        await bench.publish("waiting", tags=(TAG,))
+        listing = listing_of(bench.backend)
+        names = ("done", "dead", "running", "later", "waiting")
+        whole = dict.fromkeys(
+            (State.DONE, State.DEAD, State.IN_FLIGHT, State.SCHEDULED, State.WAITING), 1
+        )
+        assert await count_tagged(listing, KEY, TAG) == Erasure(tasks=whole)
+        first = await listing.erase(KEY, TAG, limit=2)
+        assert (first.count, first.more) == (2, True)
+        assert await _tagged(bench) == ["running", "later", "waiting"], "not in order of publish"
+        rest = await listing.erase(KEY, TAG)
+        assert (rest.count, rest.more) == (3, False)
+        assert first.tasks | rest.tasks == whole, "each state must be the one before the erasure"
+        assert await listing.erase(KEY, TAG) == Erasure()
+        await bench.expect(in_flight=1, done=1, cancelled=3, discarded=1)
+        assert await bench.control.statuses(KEY, *names) == (None,) * len(names)
+        assert await bench.control.results(KEY, "done") == (None,)
+        for state in (State.DONE, State.CANCELLED, State.DISCARDED, State.DEAD):
+            assert await walk(bench, state) == [], (
+                f"a list still has an erased task that was {state}"
+            )
+        assert await walk(bench, None, tag="user:4") == ["other"]
+        await bench.stale(owner.ack(running))
+        await subscription.ack(kept)
+        answers = await bench.offer(*(bench.task(name, payload="new") for name in names))
+        assert {answer.status for answer in answers} == {Published.ACCEPTED}, "an id is still known"
+        await bench.control.maintain()
+        await bench.expect(waiting=5, done=2, cancelled=3, discarded=1)
+
+    async def test_erasure_needs_the_index(self, bench: Bench) -> None:
+        """An erasure of a tag that the queue does not index is refused, as is an invalid limit (U18)."""
+        await bench.publish("t0", tags=(TAG,))
+        listing = listing_of(bench.backend)
+        await bench.invalid("tag", listing.erase(KEY, TAG))
+        await bench.configure(index=("user",))
+        for limit in (0, 1001):
+            await bench.invalid("limit", listing.erase(KEY, TAG, limit=limit))
+        assert await listing.erase(KEY, TAG) == Erasure(), "it was published before it was indexed"
+        await bench.expect(waiting=1)
+
+    @needs(Capability.UNIQUE, Capability.ORDERING_KEYS)
+    async def test_erasure_frees_keys(self, bench: Bench) -> None:
+        """An erased task holds neither its unique key, not even for its period, nor its ordering key (laws 4, 7)."""
+        await bench.configure(index=("user",))
+        unique = UniqueKey(key="k", period=600)
+        await bench.publish("u0", unique=unique, tags=(TAG,))
+        await bench.publish("e0", ordering_key="e", tags=(TAG,))
+        await bench.publish("e1", ordering_key="e")
+        erased = await listing_of(bench.backend).erase(KEY, TAG)
+        assert erased == Erasure(tasks={State.WAITING: 2})
+        (answer,) = await bench.offer(bench.task("u1", unique=unique))
+        assert answer.status is Published.ACCEPTED
+        taken = await bench.take(bench.subscribe(), 9)
+        assert sorted(ids(taken)) == ["e1", "u1"]
+
+    @needs(Capability.STREAMS)
+    async def test_erasure_of_events(self, bench: Bench) -> None:
+        """The events of an erased task are gone, also for a new task with its id, and no more are stored (law 12)."""
+        await bench.configure(index=("user",))
+        _, delivery = await bench.running("t0", tags=(TAG,))
+        assert await append(bench, delivery, 1)
+        assert await listing_of(bench.backend).erase(KEY, TAG) == Erasure(
+            tasks={State.IN_FLIGHT: 1}
+        )
+        assert await streams_of(bench.backend).events(KEY, "t0") is None
+        assert not await append(bench, delivery, 2, first=2)
+        await bench.publish("t0")
+        assert (await page(bench, "t0")).events == ()

@@ -1,4 +1,4 @@
-"""The capability ``fair_order``: limits on a tenant's waiting tasks, tasks in flight, and deliveries per interval."""
+"""The capability ``fair_order``: limits on a tenant's waiting tasks, tasks in flight and deliveries, and its pause."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FAST = RateLimit(max_tokens=2, interval=1)
 
 
 class TenantsSuite(Harness, needs=(Capability.FAIR_ORDER, Capability.CONTROL)):
-    """Tests of ``tenant_capacity``, ``tenant_max_inflight`` and ``tenant_rate_limit``."""
+    """Tests of ``tenant_capacity``, ``tenant_max_inflight``, ``tenant_rate_limit`` and ``paused_tenants``."""
 
     async def test_tenant_is_refused(self, bench: Bench) -> None:
         """Tasks of a tenant at its capacity are refused; other tenants' tasks are accepted (law 6; B5, OPEN-F1)."""
@@ -251,6 +251,42 @@ class TenantsSuite(Harness, needs=(Capability.FAIR_ORDER, Capability.CONTROL)):
             assert len(await bench.take(subscription, 9)) == saved, (
                 f"wrong number of tokens after a change to {limit} (law 5)"
             )
+
+    async def test_paused_tenant(self, bench: Bench) -> None:
+        """Nothing of a paused tenant is delivered, whatever becomes available; it keeps its order (law 5)."""
+        await bench.fair(weights={"a": 2})
+        await fill(bench, a=5, b=3)
+        subscription = bench.subscribe()
+        running, _, _ = await bench.take(subscription, 3)
+        assert ids([running]) == ["a0"]
+        await bench.fair(paused_tenants=("a", "new"))
+        await subscription.redeliver(running)
+        await bench.publish("a9", tenant="a", not_before=bench.now + bench.short)
+        await _publish(bench, "n0")
+        await fill(bench, new=1)
+        await bench.advance(bench.short)
+        assert sorted(ids(await bench.take(subscription, 9))) == ["b1", "b2", "n0"], (
+            "expected all tasks of the other tenants, and none of a paused one (law 5)"
+        )
+        await bench.expect(waiting=6, in_flight=5)
+        waiting = subscription.receive(1, None)
+        resumed = bench.fair(paused_tenants=("new",))
+        assert await bench.wakes(waiting, resumed) == ["a0"], "a resume must wake a receive (law 9)"
+        assert ids(await bench.take(subscription, 9)) == ["a2", "a3", "a4", "a9"]
+        await bench.fair(paused_tenants=())
+        assert ids(await bench.take(subscription, 9)) == ["new0"]
+
+    async def test_paused_tenant_at_a_limit(self, bench: Bench) -> None:
+        """A paused tenant that was at its limit stays paused when a task ends, and has its limit after (law 5)."""
+        await bench.fair(tenant_max_inflight=1)
+        await fill(bench, a=3, b=1)
+        subscription = bench.subscribe()
+        first, _ = await bench.take(subscription, 9)
+        await bench.fair(paused_tenants=("a",))
+        await subscription.ack(first)
+        assert ids(await bench.take(subscription, 9)) == []
+        await bench.fair(paused_tenants=())
+        assert ids(await bench.take(subscription, 9)) == ["a1"]
 
     async def test_limits_of_each_queue(self, bench: Bench) -> None:
         """A tenant that has reached its limit in one queue is still served in another queue (law 5)."""

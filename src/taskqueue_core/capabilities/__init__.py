@@ -11,7 +11,14 @@ from taskqueue_core.capabilities.dependencies import (
     LineKind,
     Report,
 )
-from taskqueue_core.capabilities.listing import Listing, TaskDetail, TaskPage, TaskSummary
+from taskqueue_core.capabilities.listing import (
+    Erasure,
+    Listing,
+    TaskDetail,
+    TaskPage,
+    TaskSummary,
+    count_tagged,
+)
 from taskqueue_core.capabilities.require import (
     HasAudit,
     HasControl,
@@ -89,6 +96,7 @@ __all__ = [
     "Durability",
     "Endpoint",
     "EndpointInfo",
+    "Erasure",
     "Event",
     "EventKind",
     "EventPage",
@@ -136,6 +144,7 @@ __all__ = [
     "audit_of",
     "checked_page",
     "control_of",
+    "count_tagged",
     "dead_lettering_of",
     "dead_letters_of",
     "dependencies_of",

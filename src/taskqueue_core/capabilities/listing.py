@@ -90,6 +90,20 @@ class TaskDetail(msgspec.Struct, frozen=True, kw_only=True):
     """the most recent failures, oldest first"""
 
 
+class Erasure(msgspec.Struct, frozen=True, kw_only=True):
+    """The tasks that were erased, or that would be."""
+
+    tasks: dict[State, int] = {}
+    """number of tasks by the state in which they were"""
+    more: bool = False
+    """whether there are more tasks: repeat the call"""
+
+    @property
+    def count(self) -> int:
+        """The number of tasks, in all states."""
+        return sum(self.tasks.values())
+
+
 class Listing(Protocol):
     """The tasks of all queues."""
 
@@ -133,3 +147,32 @@ class Listing(Protocol):
 
     async def task(self, key: str, task_id: str) -> TaskDetail | None:
         """Return what the store knows of a task; ``None`` if it is unknown or its record has expired."""
+
+    async def erase(self, key: str, tag: str, *, limit: int = 1000) -> Erasure:
+        """Erase tasks that have a tag, at most ``limit``, the first ones in the order of their publishes.
+
+        Those that have not ended are cancelled, also if they are in flight, and dead letters are discarded. Then
+        nothing is left of the tasks: no status, payload, result, history, event, tag or unique key. A receipt is
+        stale, and a publish with such an id is new. Counters, and a journal, keep what they have. An interrupted
+        call has erased some of the tasks, and a repeated one erases the rest. `count_tagged` says what would be
+        erased.
+
+        ``limit`` is from 1 to 1000. Raises `InvalidInput` as `tasks` does, also if the setting ``index`` does not name
+        the tag. Tasks that were published before ``index`` named it are not found (law 11).
+        """
+
+
+async def count_tagged(listing: Listing, key: str, tag: str) -> Erasure:
+    """Return what `Listing.erase` would erase.
+
+    If `Erasure.more` is true, only the first `LOOKED_AT` tasks were counted.
+    """
+    tasks, after, counted = dict[State, int](), None, 0
+    while counted < LOOKED_AT:
+        page = await listing.tasks(key, tag=tag, after=after, limit=1000)
+        for task in page.tasks:
+            tasks[task.state] = tasks.get(task.state, 0) + 1
+        counted, after = counted + page.looked_at, page.next
+        if after is None:
+            break
+    return Erasure(tasks=tasks, more=after is not None)

@@ -55,7 +55,8 @@ _FLOW = (
     "timeout",
 )
 _FAIR = ("weights", "tenant_capacity", "tenant_max_inflight", "tenant_rate_limit")
-_ORDER = ("order", *_FAIR)
+_TENANTS = (*_FAIR, "paused_tenants")
+_ORDER = ("order", *_TENANTS)
 _LISTING = ("index", "keep_ended", "keep_ended_most")
 _WHOLE = ("capacity", "max_inflight", "rate_limit", *_ORDER, "floor_share", "bound_to")
 DECLARABLE = (
@@ -69,7 +70,8 @@ DECLARABLE = (
     "stream_events",
     "stream_bytes",
     "stream_ttl",
-    *_ORDER,
+    "order",
+    *_FAIR,
     "floor_share",
     *_LISTING,
 )
@@ -136,6 +138,8 @@ class QueueSettings(BaseModel):
     """with fair order: the same limit as `max_inflight`, for each tenant"""
     tenant_rate_limit: RateLimit | None = None
     """with fair order: the same limit as `rate_limit`, for each tenant"""
+    paused_tenants: tuple[_Name, ...] = Field(default=(), max_length=1000)
+    """with fair order: names of tenants whose deliveries are paused; publishing continues, as do running tasks"""
     floor_share: Number = Field(default=0, ge=0, le=0.5)
     """share of deliveries that is reserved for each priority with waiting tasks; 0 reserves nothing
 
@@ -182,12 +186,19 @@ class QueueSettings(BaseModel):
             raise ValueError("different names")
         return index
 
+    @field_validator("paused_tenants")
+    @classmethod
+    def _are_different(cls, tenants: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(tenants)) < len(tenants):
+            raise ValueError("different names")
+        return tenants
+
     @model_validator(mode="after")
     def _fits(self) -> QueueSettings:
         if self.shards > 1 and (whole := self.of_the_whole):
             raise ValueError(f"shards: a queue with the setting {whole[0]} cannot have shards")
         if self.order is not Order.FAIR:
-            for name in _FAIR:
+            for name in _TENANTS:
                 if getattr(self, name) != type(self).model_fields[name].default:
                     raise ValueError(f"{name} needs order 'fair'")
         return self

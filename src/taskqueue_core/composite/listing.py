@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 
 from msgspec import structs
 from typing_extensions import Unpack
 
 from taskqueue_core.authoring.listings import Filters, Query, checked_page
-from taskqueue_core.capabilities import Listing, TaskDetail, TaskPage, TaskSummary, listing_of
+from taskqueue_core.capabilities import (
+    Erasure,
+    Listing,
+    TaskDetail,
+    TaskPage,
+    TaskSummary,
+    listing_of,
+)
 from taskqueue_core.capabilities.listing import LOOKED_AT
 from taskqueue_core.composite.backend import CompositeBackend, renamed
 
@@ -49,6 +57,20 @@ class JointListing:
         more = 0 <= number < len(parts)
         following = query.cursor((number, inner)) if more else None
         return TaskPage(tasks=tuple(found), next=following, looked_at=looked_at)
+
+    async def erase(self, key: str, tag: str, *, limit: int = 1000) -> Erasure:
+        left, states, more = checked_page(limit), Counter[State](), False
+        composite = self._composite
+        for part in await composite.parts(key):
+            if left == 0:
+                more = True
+                break
+            erase = partial(self._of_member[part.member].erase, part.key, tag, limit=left)
+            erased = await composite.ask(composite.members[part.member], erase)
+            states.update(erased.tasks)
+            left -= erased.count
+            more = more or erased.more
+        return Erasure(tasks=dict(states), more=more)
 
     async def task(self, key: str, task_id: str) -> TaskDetail | None:
         (located,) = await self._composite.locate(key, [task_id])

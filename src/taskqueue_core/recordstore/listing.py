@@ -6,6 +6,7 @@ A page reads records in the order of the list, in steps between which other coro
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Annotated, NamedTuple
 
 from msgspec import Meta
@@ -13,7 +14,7 @@ from typing_extensions import Unpack
 
 from taskqueue_core.authoring.entries import detail_of, summary_of
 from taskqueue_core.authoring.listings import Filters, Query, checked_page
-from taskqueue_core.capabilities import TaskDetail, TaskPage, TaskSummary
+from taskqueue_core.capabilities import Erasure, TaskDetail, TaskPage, TaskSummary
 from taskqueue_core.capabilities.listing import LOOKED_AT
 from taskqueue_core.recordstore.store import AFTER_ALL, Record
 from taskqueue_core.recordstore.tags import links_of
@@ -86,6 +87,28 @@ class RecordListing:
         with self._transitions.step() as now:
             record = self._transitions.find(key, task_id, now)
         return None if record is None or record.replaced is not None else detail_of(record)
+
+    async def erase(self, key: str, tag: str, *, limit: int = 1000) -> Erasure:
+        query, left = Query(key=key, tag=tag), checked_page(limit)
+        transitions, states, more = self._transitions, Counter[State](), True
+        while more and left:
+            number = min(_AT_ONCE, left)
+            with transitions.step() as now:
+                query.check(transitions.store.settings(key))
+                found = self._read(query, None, number + 1)
+                for _, read in found[:number]:
+                    record = None if read is None else transitions.present(read)
+                    if record is None or record.state is None:
+                        continue
+                    states[record.state] += 1
+                    if record.live:
+                        transitions.move(record, State.CANCELLED, now)
+                    elif record.state is State.DEAD:
+                        transitions.move(record, State.DISCARDED, now)
+                    transitions.drop(record)
+            left, more = left - number, len(found) > number
+            await asyncio.sleep(0)
+        return Erasure(tasks=dict(states), more=more)
 
 
 def _matches(record: Record, query: Query) -> bool:

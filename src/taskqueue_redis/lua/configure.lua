@@ -2,8 +2,9 @@
 -- Replaces the settings of a queue if the given version is the current one.
 -- ARGV: key, version that is replaced, settings as JSON, deduplication window, result_ttl, max_losses, journal ("1" or
 -- ""), durability ("" for none), number of replicas that must confirm (0 for none), queue to which this one has moved
--- ("" for none), queues to which it is bound (JSON, "" for none), weights of tenants (JSON, "" for none), `index` (each name
--- between two NULs), `keep_ended`, `keep_ended_most`, and the numbers in the order of FLOWS (0 for none).
+-- ("" for none), queues to which it is bound (JSON, "" for none), weights of tenants (JSON, "" for none; those of paused
+-- tenants are negative), `index` (each name between two NULs), `keep_ended`, `keep_ended_most`, and the numbers in the
+-- order of FLOWS (0 for none).
 -- Returns "ok", or the current version.
 local q = queue(ARGV[3])
 lift_refusal()

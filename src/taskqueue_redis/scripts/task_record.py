@@ -176,13 +176,20 @@ def limits_of(settings: QueueSettings) -> tuple[int | float, ...]:
         int(settings.moved_to is not None),
         microseconds(settings.max_processing_time or 0),
         int(settings.order is Order.FAIR),
-        int(bool(settings.weights)),
+        int(bool(settings.weights)) + 2 * bool(settings.paused_tenants),
         settings.tenant_capacity or 0,
         settings.tenant_max_inflight or 0,
         *_bucket(settings.tenant_rate_limit),
         settings.floor_share,
         microseconds(settings.timeout or 0),
     )
+
+
+def weights_of(settings: QueueSettings) -> bytes:
+    """Return the weights of tenants as JSON, negative for those that are paused; nothing if there are none."""
+    weights = dict(settings.weights)
+    weights |= {tenant: -weights.get(tenant, 1) for tenant in settings.paused_tenants}
+    return msgspec.json.encode(weights) if weights else b""
 
 
 def _bucket(limit: RateLimit | None) -> tuple[int, int]:

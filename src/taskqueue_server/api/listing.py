@@ -9,7 +9,7 @@ from msgspec import UNSET, Raw, UnsetType
 from starlette.responses import Response
 
 from taskqueue_core.authoring.listings import CURSOR_CHARACTERS
-from taskqueue_core.capabilities import TaskDetail, TaskSummary, listing_of
+from taskqueue_core.capabilities import TaskDetail, TaskSummary, count_tagged, listing_of
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.frames import WireTask, to_wire_task
@@ -74,6 +74,25 @@ class DetailOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
+class Erase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The tasks to erase: those of the queue that have this tag."""
+
+    tag: str
+    limit: int = LIMITS.batch
+    """maximum number of tasks, from 1 to 1000"""
+    dry_run: bool = False
+    """whether the tasks are only counted, at most 10,000 of them"""
+
+
+class ErasureOut(msgspec.Struct, frozen=True, kw_only=True):
+    """What was erased: ``tasks`` by the state in which they were, and the ``count`` of all."""
+
+    tasks: dict[State, int]
+    count: int
+    more: bool
+    journal: bool
+
+
 class TaskOut(TaskStatus, frozen=True, kw_only=True):
     """The status of a task, with ``detail`` if the request asks for it."""
 
@@ -115,6 +134,27 @@ async def tasks(call: RequestContext) -> Response:
     )
     shown = TasksOut(tasks=page.tasks, next=page.next, looked_at=page.looked_at)
     return answer(shown, headers=link(call, page.next))
+
+
+async def erase(call: RequestContext) -> Response:
+    """Erase tasks with a tag, whatever their state, and all that is stored of them. This cannot be undone.
+
+    Tasks that have not ended are cancelled, also running ones, and dead letters are discarded; then their statuses,
+    payloads, results, histories, events and tags are deleted. Counters remain. The queue's setting ``index`` must name
+    the tag. One request erases at most ``limit`` tasks: repeat it until ``more`` is false. With ``dry_run``, tasks are
+    only counted. If ``journal`` is true, the journal of the store still has the changes of these tasks, until it is
+    trimmed.
+    """
+    key, asked = call.name("key"), await call.body(Erase)
+    listing = listing_of(call.context.backend)
+    journal = (await call.context.control.settings(key)).journal
+    if asked.dry_run:
+        found = await count_tagged(listing, key, asked.tag)
+    else:
+        found = await listing.erase(key, asked.tag, limit=asked.limit)
+        call.note("erase", key, tasks=found.count, details=f"tag={asked.tag}")
+    shown = ErasureOut(tasks=found.tasks, count=found.count, more=found.more, journal=journal)
+    return answer(shown)
 
 
 def _state(text: str | None) -> State | None:
@@ -165,5 +205,16 @@ OPERATIONS = (
             ),
         ),
         response_headers=("Link",),
+    ),
+    Operation(
+        "POST",
+        "/v1/queues/{key}/erase",
+        erase,
+        {200: ErasureOut},
+        id="listing_erase",
+        verb="admin",
+        tag="tasks",
+        body=Erase,
+        example={"tag": "user:42", "dry_run": True},
     ),
 )

@@ -126,6 +126,8 @@ class FlowOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     order: Order = Order.FIFO
     weighted: int = 0
     """number of tenants with a weight"""
+    paused_tenants: int = 0
+    """number of paused tenants"""
     tenant_capacity: int | None = None
     tenant_max_inflight: int | None = None
     tenant_rate_limit: RateLimitOut | None = None
@@ -138,6 +140,7 @@ class FlowOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Convert the settings of a queue. Settings for which this class has no field are dropped."""
         fields = settings.flow | settings.ordering | {"bound_to": settings.bound_to}
         fields["weighted"] = len(settings.weights)
+        fields["paused_tenants"] = len(settings.paused_tenants)
         fields["shards"] = settings.shards
         return msgspec.convert(fields, cls)
 

@@ -20,6 +20,7 @@ from taskqueue_core.queue_settings import (
     describe_change,
     merge_settings,
     pause_queue,
+    pause_tenant,
     read_settings,
     reset_settings,
 )
@@ -27,6 +28,7 @@ from taskqueue_server.auth.access import OBSERVING
 from taskqueue_server.problems import ProblemError
 from taskqueue_server.routing import bodies
 from taskqueue_server.routing.operations import Operation, Query, RequestContext
+from taskqueue_server.routing.schemas import NAME
 
 _VERSIONS = 999_999_999
 _MERGE_PATCH = "application/merge-patch+json"
@@ -147,19 +149,30 @@ def _precondition(matched: int | None) -> Iterator[None]:
 
 
 async def pause(call: RequestContext) -> Response:
-    """Pause deliveries, or the acceptance of new tasks if ``intake`` is true. Idempotent."""
+    """Pause deliveries: of the queue, or of one ``tenant`` only. With ``intake``, pause its intake instead. Idempotent.
+
+    A tenant can be paused in a queue with fair order. Its tasks are accepted and wait; running tasks are not affected.
+    The other settings are kept, even if they are changed at the same moment.
+    """
     return await _pause(call, paused=True)
 
 
 async def resume(call: RequestContext) -> Response:
-    """Resume deliveries, or the acceptance of new tasks if ``intake`` is true. Idempotent."""
+    """Resume deliveries: of the queue, or of one ``tenant`` only. With ``intake``, resume its intake. Idempotent."""
     return await _pause(call, paused=False)
 
 
 async def _pause(call: RequestContext, *, paused: bool) -> Response:
-    key, intake = call.name("key"), call.flag("intake")
-    stored = await pause_queue(call.context.control, key, intake=intake, paused=paused)
-    call.note("pause" if paused else "resume", key, details="intake" if intake else "deliveries")
+    key, intake, tenant = call.name("key"), call.flag("intake"), call.query_name("tenant")
+    control, what = call.context.control, "intake" if intake else "deliveries"
+    if tenant is None:
+        stored = await pause_queue(control, key, intake=intake, paused=paused)
+    elif intake:
+        raise InvalidInput("tenant", "a tenant together with intake", "only one of them")
+    else:
+        stored = await pause_tenant(control, key, tenant, paused=paused)
+        what = f"tenant {tenant}"
+    call.note("pause" if paused else "resume", key, details=what)
     return _answer(stored)
 
 
@@ -173,6 +186,11 @@ _INTAKE_PAUSED = Query(
     "intake",
     {"type": "boolean", "default": False},
     "pause or resume the acceptance of new tasks instead of deliveries",
+)
+_TENANT = Query(
+    "tenant",
+    NAME,
+    "pause or resume the deliveries of this tenant only, in a queue with fair order",
 )
 _VERSION = Query(
     "version",
@@ -238,7 +256,7 @@ OPERATIONS = (
             f"{_KEY}/{name}",
             handler,
             id=f"settings_{name}",
-            query=(_INTAKE_PAUSED,),
+            query=(_INTAKE_PAUSED, _TENANT),
             problems=(409,),
         )
         for name, handler in (("pause", pause), ("resume", resume))

@@ -77,6 +77,8 @@ def limits(settings: QueueSettings) -> list[tuple[str, str]]:
         results.append(("Rate per tenant", rate_limit(settings.tenant_rate_limit)))
     if settings.tenant_capacity is not None:
         results.append(("Capacity per tenant", count(settings.tenant_capacity)))
+    if settings.paused_tenants:
+        results.append(("Paused tenants", count(len(settings.paused_tenants))))
     if settings.shards > 1:
         results.append(("Shards", count(settings.shards)))
     if settings.bound_to:

@@ -61,6 +61,8 @@ NOTICES: Mapping[str, str] = {
     "resumed": "Resumed. Tasks are delivered again.",
     "intake-paused": "Intake paused. New tasks are refused; existing tasks are delivered.",
     "intake-resumed": "Intake resumed. New tasks are accepted again.",
+    "tenant-paused": "Paused. Tasks of this tenant are accepted and wait.",
+    "tenant-resumed": "Resumed. Tasks of this tenant are delivered again.",
     "saved": "Settings saved.",
     "purged": "Cancelled blocked, waiting and scheduled tasks: {n}.",
     "deleted": "Deleted. The queue and its settings no longer exist.",
@@ -69,6 +71,8 @@ NOTICES: Mapping[str, str] = {
     "discarded": "Discarded permanently: {n}.",
     "cancelled": "Cancelled.",
     "all-cancelled": "Cancelled: {n}.",
+    "erased": "Erased: {n}.",
+    "erased-some": "Erased: {n}. More tasks have the tag: repeat the action to continue.",
     "due-now": "Available now: {n}.",
     "unchanged": "No change: the tasks have changed their state in the meantime.",
     "not-live": "No change: the task has already ended.",
@@ -112,6 +116,7 @@ _environment.filters.update(
     duration=formatting.duration,
     clock=formatting.clock,
     rate=formatting.rate,
+    rate_limit=formatting.rate_limit,
     readable=partial(readable_error, None),
 )
 _environment.globals.update(static=address, path=path, version=VERSION, parts=formatting.PARTS)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from starlette.responses import Response
 
-from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.capabilities import Order
 from taskqueue_core.errors import (
     CapabilityMissing,
     ConfigurationError,
@@ -14,17 +12,17 @@ from taskqueue_core.errors import (
     QueueInUse,
     SettingsConflict,
 )
-from taskqueue_core.queue_settings import by_operator, describe_change, pause_queue
+from taskqueue_core.queue_settings import by_operator, describe_change, pause_queue, pause_tenant
 from taskqueue_core.tasks import Ledger, QueueStats
 from taskqueue_server.dashboard import formatting, settings_form
 from taskqueue_server.dashboard.pages import path, poller_of, see_other
 from taskqueue_server.dashboard.settings_form import read_form
 from taskqueue_server.dashboard.snapshot import StoreReading
+from taskqueue_server.dashboard.tenants import READ, tenants_of
 from taskqueue_server.dashboard.views import DashboardView
 from taskqueue_server.problems import ProblemError
 from taskqueue_server.routing.operations import RequestContext
 
-_TENANTS = 50
 _CONFLICT = (
     "These settings have changed since you opened the form. Your values are shown below, with the current "
     "value next to each one that differs. Save again to overwrite the current values."
@@ -37,15 +35,25 @@ async def queue(call: RequestContext) -> Response:
 
 
 async def pause(call: RequestContext) -> Response:
-    """Pause or resume deliveries or the intake."""
+    """Pause or resume deliveries, those of one tenant, or the intake."""
     key, form = call.name("key"), await read_form(call)
-    intake, paused = form.text("what") == "intake", form.text("to") == "paused"
+    what, paused = form.text("what"), form.text("to") == "paused"
     if form.text("to") not in {"paused", "resumed"}:
         raise InvalidInput("to", "an unknown value", "paused or resumed")
-    await pause_queue(call.context.control, key, intake=intake, paused=paused)
+    if what == "tenant":
+        tenant = form.text("tenant")
+        try:
+            await pause_tenant(call.context.control, key, tenant, paused=paused)
+        except InvalidInput as error:
+            return await _page(call, key, 422, errors={"tenant": str(error)})
+        prefix, details = "tenant-", f"tenant {tenant}"
+    else:
+        intake = what == "intake"
+        await pause_queue(call.context.control, key, intake=intake, paused=paused)
+        prefix, details = ("intake-", "intake") if intake else ("", "deliveries")
     poller_of(call).outdate()
-    call.note("pause" if paused else "resume", key, details="intake" if intake else "deliveries")
-    notice = ("intake-" if intake else "") + ("paused" if paused else "resumed")
+    call.note("pause" if paused else "resume", key, details=details)
+    notice = prefix + ("paused" if paused else "resumed")
     back = path() if form.text("back") == "overview" else path("queues", key)
     return see_other(back, notice)
 
@@ -127,7 +135,9 @@ async def _page(
             **formatting.of_queue(key, reading, snapshot, poller.history),
         },
         limits=formatting.limits(reading.settings),
-        tenants=_tenants(call, key, reading.settings),
+        tenants=await tenants_of(call, key, reading, snapshot),
+        read=READ,
+        fair=reading.settings.order is Order.FAIR,
         since=poller.since,
         workers=[worker for worker in view.workers(snapshot) if key in worker.keys],
         groups=settings_form.GROUPS,
@@ -135,20 +145,3 @@ async def _page(
         filled=filled or now,
         errors=errors or {},
     )
-
-
-def _tenants(call: RequestContext, key: str, result: QueueSettings) -> list[dict[str, Any]]:
-    poller = poller_of(call)
-    flows = poller.process_gauges.tenants(key)
-    total_delivered = sum(flow.delivered for flow in flows.values())
-    most = sorted(flows.items(), key=lambda pair: (-pair[1].delivered, pair[0]))
-    return [
-        {
-            "name": tenant or "all others",
-            "tenant": tenant,
-            "weight": result.weights.get(tenant, 1),
-            "flow": flow,
-            "share": flow.delivered / total_delivered if total_delivered else 0.0,
-        }
-        for tenant, flow in most[:_TENANTS]
-    ]

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from taskqueue_core.authoring.listings import ENDED, tag_name
 from taskqueue_core.backend import Capability
-from taskqueue_core.capabilities import TaskPage, TaskSummary, has, listing_of
+from taskqueue_core.capabilities import TaskPage, TaskSummary, count_tagged, has, listing_of
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.tasks import State
@@ -23,7 +23,7 @@ _PAGE = 50
 _AT_ONCE = 20
 """number of tasks that an action changes at the same time"""
 _READS = 10
-"""maximum number of pages of the store that the preview of an action reads"""
+"""maximum number of calls to the store for the preview of an action, or for an erasure"""
 _SHOWN = 20
 """number of tasks whose ids a preview shows"""
 ACTIONS = {
@@ -93,6 +93,8 @@ async def act(call: RequestContext) -> Response:
     """Show what an action would do to the selected tasks, or to all in the list; do it if this was confirmed."""
     key, form = call.name("key"), await read_form(call)
     action, chosen, ids = form.text("action"), TaskFilter.of(call, form), form.all("ids")
+    if action == "erase" and chosen.tag:
+        return await _erase(call, key, chosen, form)
     if action not in LABELS:
         return see_other(f"{path('queues', key, 'tasks')}?{chosen.query}", "nothing")
     for task_id in ids:
@@ -121,6 +123,28 @@ async def act(call: RequestContext) -> Response:
         chosen=chosen,
         more=following is not None,
     )
+
+
+async def _erase(call: RequestContext, key: str, chosen: TaskFilter, form: Form) -> Response:
+    """Show how many tasks have a tag; erase them if this was confirmed, as many as one request may."""
+    listing, back = (
+        listing_of(call.context.backend),
+        f"{path('queues', key, 'tasks')}?{chosen.query}",
+    )
+    if form.text("confirm") != "erase":
+        found = await count_tagged(listing, key, chosen.tag)
+        return await render(
+            call, "tasks_erase.html", key=key, tag=chosen.tag, found=found, back=back,
+            journal=(await call.context.control.settings(key)).journal,
+        )  # fmt: skip
+    number, more = 0, True
+    for _ in range(_READS):
+        erased = await listing.erase(key, chosen.tag)
+        number, more = number + erased.count, erased.more
+        if not more:
+            break
+    call.note("erase", key, tasks=number, details=f"tag={chosen.tag}")
+    return see_other(back, "erased-some" if more else "erased", number)
 
 
 async def _matching(
@@ -176,6 +200,7 @@ async def _page(call: RequestContext, key: str, chosen: TaskFilter) -> Response:
         tasks=page.tasks,
         looked_at=page.looked_at,
         actions=actions if call.is_allowed(key, ("admin",)) else [],
+        erases=bool(chosen.tag) and call.is_allowed(key, ("admin",)),
         labels=LABELS,
         states=[each.value for each in State],
         ended=[each.value for each in ENDED],

@@ -62,7 +62,12 @@ _NEEDS_BODY = (400, 408, 413, 415)
 _NEEDS_TOKEN = (401, 403, 429, 503)
 _ALWAYS = (403, 421, 422, 500)
 _IN_PATH = re.compile(r"{(\w+)(:path)?}")
-_PATTERNED = {"moved_to": (), "bound_to": ("items",), "weights": ("propertyNames",)}
+_PATTERNED = {
+    "moved_to": (),
+    "bound_to": ("items",),
+    "paused_tenants": ("items",),
+    "weights": ("propertyNames",),
+}
 
 
 def document(

@@ -197,8 +197,9 @@ end
 -- Checks whether the settings of a queue agree with their copy. The caller of maintenance applies them again if not.
 local function check_settings(q)
   local kept = call('HMGET', q.name, 'settings', 'copied')
-  if kept[1] == kept[2] then return end
-  if kept[2] then note_damage(q, '/') else call('HSET', q.name, 'copied', kept[1]) end -- stored by an earlier version
+  local lost = flow_of(q).weighted > 0 and call('EXISTS', q.name .. '/W') == 0 -- of tenants: weights, and who is paused
+  if kept[1] == kept[2] and not lost then return end
+  if kept[2] or lost then note_damage(q, '/') else call('HSET', q.name, 'copied', kept[1]) end -- stored by an earlier version
 end
 
 -- Checks some ordering keys. Passes a key on if its holder cannot hold it.

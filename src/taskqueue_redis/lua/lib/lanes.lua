@@ -4,8 +4,8 @@
 -- the streams do not advance.
 -- `/w`: the tenants with lanes, by the position of their first entry or an earlier position. `/g`: the tenants that
 -- take turns, by what they have spent. Both may contain tenants whose lanes are empty by now. `/v`: the tenants that
--- have reached a limit, by the time at which that may change. `/h`: the holder of each ordering key. `/j:` and a key:
--- the tasks that wait for this ordering key. `/J`: the tasks that wait for any ordering key.
+-- are paused or have reached a limit, by the time at which that may change. `/h`: the holder of each ordering key.
+-- `/j:` and a key: the tasks that wait for this ordering key. `/J`: the tasks that wait for any ordering key.
 
 local function marks_of(q, r)
   local marks = r.marks % 4
@@ -42,9 +42,9 @@ local function spend(q, spent, tenant, turns)
   f.tick = (f.tick + 1) % TICKS
   q.flow_changed, q.save = true, save_order
   local cost = TURN * turns
-  if f.weighted == 1 and tenant then
-    local weight = tonumber(call('HGET', q.name .. '/W', tenant))
-    if weight and weight >= 1 and weight <= 1000 then cost = floor(cost / weight + 0.5) end -- others are damaged
+  if f.weighted % 2 == 1 and tenant then
+    local weight = math.abs(weight_of(q, tenant))
+    if weight >= 1 and weight <= 1000 then cost = floor(cost / weight + 0.5) end -- others are damaged
   end
   return (floor(spent / TICKS) + cost) * TICKS + f.tick
 end

@@ -74,15 +74,32 @@ local function forget_idle(q)
   end
 end
 
-local function has_tenant_limits(q)
-  local f = flow_of(q)
-  return f.tenant_inflight > 0 or f.tenant_tokens > 0
+-- `weighted` is 1 if tenants have weights, plus 2 if some are paused. The weight of a paused tenant is negative; a tenant
+-- that is not stored has the weight 1.
+local function read_weights(q, tenants)
+  local found = call('HMGET', q.name .. '/W', unpack(tenants))
+  q.weights = q.weights or {}
+  for i = 1, #tenants do q.weights[tenants[i]] = tonumber(found[i] or 1) or 1 end
 end
 
--- Like `room`, for one tenant. An infinite time means: when one of the tenant's deliveries ends.
+local function weight_of(q, tenant)
+  if not (q.weights and q.weights[tenant]) then read_weights(q, {tenant}) end
+  return q.weights[tenant]
+end
+
+local function has_tenant_limits(q)
+  local f = flow_of(q)
+  return f.tenant_inflight > 0 or f.tenant_tokens > 0 or f.weighted > 1
+end
+
+-- Like `room`, for one tenant. An infinite time means: when one of the tenant's deliveries ends, or it is resumed.
 local function tenant_room(q, tenant)
   local f = flow_of(q)
   if not has_tenant_limits(q) then return math.huge end
+  if f.weighted > 1 then
+    if weight_of(q, tenant) < 0 then return 0, math.huge end
+    if f.tenant_inflight + f.tenant_tokens == 0 then return math.huge end
+  end
   local s = tenant_of(q, tenant)
   local places = f.tenant_inflight > 0 and f.tenant_inflight - s.in_flight or math.huge
   if places <= 0 then return 0, math.huge end

@@ -7,7 +7,7 @@ end
 
 -- Returns whether an entry in sorted lanes may be delivered; if not, also the time at which a rate limit may allow it.
 local function servable(q)
-  local due = call('ZRANGEBYSCORE', q.name .. '/v', '-inf', text(now), 'LIMIT', 0, floor(1000 / math.max(1, #q.lanes)))
+  local due = call('ZRANGEBYSCORE', q.name .. '/v', '-inf', text(now), 'LIMIT', 0, floor(250 / math.max(1, #q.lanes)))
   for i = 1, #due do wake_tenant(q, due[i]) end
   if q.waiting > q.laned + q.held or not has_tenant_limits(q) then return true end
   forget_idle(q)
@@ -51,7 +51,10 @@ local function walk_on(q, priority, want)
   end
   local who, spent, left = {}, {}, {}
   for i = 1, #told, 2 do who[#who + 1], spent[#spent + 1] = told[i], tonumber(told[i + 1]) end
-  if #who > 0 then read_tenants(q, who) end
+  if #who > 0 then
+    read_tenants(q, who)
+    if flow_of(q).weighted > 0 then read_weights(q, who) end
+  end
   local first, last = 1, #who
   while #turns < want and first <= last do
     local tenant, at = who[first], spent[first]
@@ -60,7 +63,10 @@ local function walk_on(q, priority, want)
       local opens_at
       before[tenant], number[tenant] = at, 0
       left[tenant], opens_at = tenant_room(q, tenant)
-      if left[tenant] == 0 then rest(q, tenant, opens_at) end
+      if left[tenant] == 0 then
+        rest(q, tenant, opens_at)
+        q.looked = q.looked + 1
+      end
     end
     if left[tenant] > number[tenant] then
       number[tenant] = number[tenant] + 1
