@@ -124,7 +124,7 @@ class KeepsErasedRecords(FacadeListing):
     async def erase(self, key: str, tag: str, **options: Any) -> Erasure:
         transitions = self.facade.inner._store
         remove = transitions._remove
-        transitions._remove = lambda record: record.queue.tags.remove(record)  # type: ignore[method-assign]
+        transitions._remove = lambda record: record.queue.clear(record)  # type: ignore[method-assign]
         try:
             erased: Erasure = await self.inner.erase(key, tag, **options)
         finally:

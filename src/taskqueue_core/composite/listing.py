@@ -19,6 +19,7 @@ from taskqueue_core.capabilities import (
 )
 from taskqueue_core.capabilities.listing import LOOKED_AT
 from taskqueue_core.composite.backend import CompositeBackend, renamed
+from taskqueue_core.tasks import State
 
 
 class JointListing:
