@@ -77,22 +77,18 @@ do
     if #ids == 0 then return end
     local records, over = call('HMGET', q.name .. '/t', unpack(ids)), {}
     local results, unique = call('EXISTS', q.name .. '/k') == 1, call('EXISTS', q.name .. '/K') == 1
-    local tagged = call('EXISTS', q.name .. '/I') == 1
+    local tagged, heads = call('EXISTS', q.name .. '/I') == 1, {}
     for i = 1, #ids do
       local r = read_record(records[i])
       if records[i] and not r then
         over[#over + 1] = ids[i] -- the record is damaged
       elseif r and is_over(r) and (not ends or r.at == ends[i]) and not (results and call('ZSCORE', q.name .. '/k', ids[i])) then
         local u = unique and unique_of(q, ids[i])
-        local first = not ends and r.at + (kept_of(q)) > now and first_end(q, r.state)
-        if first and first <= r.at then
-          -- it is still in the list of ends
-        elseif not ends and r.at + q.window > now then -- the window is longer than it was
-          call('LPUSH', q.name .. LISTS[r.state], text(r.at) .. ':' .. ids[i])
-          call('HINCRBY', q.name, 'dropped' .. r.state, -1)
-          look_later(q)
-        elseif u and now < u.till then -- kept as long as a result would be
-          call('ZADD', q.name .. '/k', text(u.till), ids[i])
+        local till = math.max(u and u.till or 0, ends and 0 or r.at + q.window) -- the window may be longer than it was
+        if not ends and r.at + (kept_of(q)) > now and is_listed(heads, q, r, ids[i], budget) then
+          -- it is forgotten when its turn in the list comes
+        elseif now < till then -- kept as long as a result would be
+          call('ZADD', q.name .. '/k', text(till), ids[i])
           index(q, '/k', ':results')
         else
           over[#over + 1] = ids[i]

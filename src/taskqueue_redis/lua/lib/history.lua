@@ -20,6 +20,23 @@ local function first_end(q, state)
   if item then return (end_in(item)) end
 end
 
+-- Returns whether an ended task is still in its list, whose first items were removed. Among those that ended at the same
+-- time as the first one, ids tell, of `budget` tasks. `heads`: what was read for other tasks of the queue in this call.
+local function is_listed(heads, q, r, id, budget)
+  local head = heads[r.state] or {ids = {}}
+  if not heads[r.state] then
+    local items = call('LRANGE', q.name .. LISTS[r.state], 0, budget - 1)
+    for i = 1, #items do
+      local at, first = end_in(items[i])
+      head.at = head.at or at
+      if at > head.at then break end
+      head.ids[first] = true
+    end
+    heads[r.state] = head
+  end
+  return head.at and (head.at < r.at or head.at == r.at and head.ids[id])
+end
+
 -- Returns the items of a list whose time is over, up to `budget`: ids, and the times of their ends. The caller drops them.
 local function outlived(q, state, budget)
   local name, ids, ends = q.name .. LISTS[state], {}, {}
