@@ -9,8 +9,10 @@ import pytest
 
 from taskqueue_conformance.model import moves
 from taskqueue_conformance.model.machine import MachineSuite, QueueMachine
+from taskqueue_core.after import TaskRef
 from taskqueue_core.capabilities import Order
 from taskqueue_core.rate_limit import RateLimit
+from tests.conformance import broken_dependencies as dependencies
 from tests.conformance import broken_flow as flow
 from tests.conformance import broken_order as order
 from tests.conformance.facade import Broken, Facade
@@ -146,6 +148,28 @@ def hang(state: QueueMachine) -> None:
     state.maintain(4)
 
 
+def count_members(state: QueueMachine) -> None:
+    """Close a batch with a dead letter; its callback comes when the member is redriven and done."""
+    batch = TaskRef("alpha", "b1")
+    state.begin_batch("b1")
+    publish(state, "t1", "t2", batch=batch)
+    publish(
+        state,
+        "t3",
+        after={"tasks": [batch], "when": "done", "on_dead": "hold", "inputs": False},
+    )
+    state.serve([0, 1])
+    state.dead_letter(0, 1)
+    state.ack(0, [0])
+    state.close_batch("b1")
+    publish(state, "t4", batch=batch)
+    state.redrive("alpha", [])
+    state.receive(0, 1)
+    state.ack(0, [0])
+    state.receive(0, 1)
+    assert [delivery.task.id for delivery in state.deliveries] == ["t1", "t2", "t1", "t3"]
+
+
 HISTORIES = (
     take_turns,
     limit_tenants,
@@ -157,6 +181,7 @@ HISTORIES = (
     hold,
     expire_a_holder,
     hang,
+    count_members,
 )
 FINDS: tuple[tuple[Broken, Callable[[QueueMachine], None], str], ...] = (
     (order.StartsAnew, take_turns, "'a' had 3 turns while 'b' waited"),
@@ -172,6 +197,8 @@ FINDS: tuple[tuple[Broken, Callable[[QueueMachine], None], str], ...] = (
     (flow.EndsTheHealthy, hang, "wrong state .* expected in_flight"),
     (flow.HangsForNothing, hang, "wrong .* of alpha/t1: expected"),
     (flow.NeverEndsTheHung, hang, "wrong state .* expected waiting"),
+    (dependencies.SealsNothing, count_members, "publish answered accepted"),
+    (dependencies.CountsTheDead, count_members, "wrong state of alpha/b1: expected blocked"),
 )
 
 

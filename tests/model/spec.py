@@ -55,7 +55,7 @@ class Spec(UniqueKeys):
             if known.digest != task.digest:
                 return -2
             return f"replaced:{known.instead}" if known.instead else -1
-        if why := self.refuse_rare(task):
+        if why := self.refuse_rare(name, task):
             return why
         if met := self.decide(key, task):
             return met
@@ -75,7 +75,7 @@ class Spec(UniqueKeys):
         self.add(key, "published", 1)
         return answer
 
-    def refuse_rare(self, task: Publish) -> str:  # noqa: ARG002 - for the subclass that knows batches
+    def refuse_rare(self, name: Name, task: Publish) -> str:  # noqa: ARG002 - for the subclass that knows batches
         """Return why a task with rare fields is refused; empty if it is accepted."""
         return ""
 

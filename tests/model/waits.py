@@ -158,9 +158,10 @@ class Waits(Upkeep):
         self.add(name[0], "retried", 1)
         return "accepted"
 
-    def refuse_rare(self, task: Publish) -> str:
+    def refuse_rare(self, name: Name, task: Publish) -> str:
         """Return why a member of a batch is refused."""
-        closed = task.batch in self.batches and self.batches[task.batch][1]
+        member = task.batch in self.batches and task.batch != text(name)
+        closed = member and self.batches[task.batch][1]
         return "batch_closed" if closed else ""
 
     def publish_rare(self, name: Name, record: Record, task: Publish, at: int) -> None:

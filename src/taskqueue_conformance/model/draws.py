@@ -17,8 +17,10 @@ WORKERS = ("w1", "w1", "w2")
 keys = st.sampled_from(KEYS)
 names = st.sampled_from(["t1", "t2", "t3", "t4", "t5", "t6", "t7"])
 delays = st.sampled_from([None, None, None, None, None, 1, 3])
+batch_names = st.sampled_from(["b1", "b2"])
 batches = st.lists(names, min_size=1, max_size=6)
-_refs = st.builds(TaskRef, keys, names)
+_batch_refs = st.builds(TaskRef, st.just(KEY), batch_names)
+_refs = st.one_of(*[st.builds(TaskRef, keys, names)] * 3, _batch_refs)
 _uniques = st.fixed_dictionaries(
     {
         "key": st.sampled_from(["u", "u", "v"]),
@@ -42,6 +44,7 @@ tasks = st.fixed_dictionaries(
         "digest": st.sampled_from([None, None, None, None, 1, 2]),
         "unique": st.one_of(*[st.none()] * 3, _uniques),
         "after": st.one_of(*[st.none()] * 2, _afters),
+        "batch": st.one_of(*[st.none()] * 3, _batch_refs),
         "priority": st.sampled_from([5, 5, 8, 2]),
         "tenant": st.sampled_from(["a", "b", None]),
         "ordering_key": st.sampled_from([None, None, "e"]),

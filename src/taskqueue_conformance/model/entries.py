@@ -88,6 +88,8 @@ class Entry:
         """when the wait has ended, until all lines are carried: the store may not know of it yet"""
         self.lingers = False
         """whether the entry was cancelled by the end of a parent, of which the store may not know yet"""
+        self.closed = False
+        """whether the entry is a batch that ends when all of its members have ended"""
         self.result: bytes | None = None
         self.stored: Span = (0.0, 0.0)
         """time of the publish, which counts for the period of a unique key"""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from taskqueue_conformance.model.batches import Batches, is_batch
 from taskqueue_conformance.model.entries import Entry, Span, Wait
 from taskqueue_conformance.model.shelf import Shelf
 from taskqueue_core.after import TaskRef
@@ -26,7 +27,8 @@ class Lives(Shelf):
         """the last number that was given out before the present call"""
 
         self.news = False
-        """whether a wait has ended since lines were carried"""
+        """whether a wait, a batch or a member of one has ended since lines were carried"""
+        self.batches = Batches()
 
     @property
     def blocked(self) -> bool:
@@ -52,6 +54,7 @@ class Lives(Shelf):
         old = self.entries.pop((task.key, task.id), None)
         if old is not None:
             self._past.setdefault(task.key, Counter())[old.state] += 1
+            self.batches.dropped(old)
         return old
 
     def end(self, entry: Entry, state: State, span: Span, verb: str | None = None) -> None:
@@ -62,6 +65,10 @@ class Lives(Shelf):
             self.turns[entry.task.key].reset()
         entry.state, entry.end, entry.holds = state, (start, span[1]), False
         entry.released = None
+        if entry.task.batch is not None:
+            self.news = True
+            if is_batch(entry.task) and not entry.closed:
+                self.batches.closing.add(entry.task.batch)
         self.tell(entry, span)
 
     def end_receipt(self, entry: Entry, verb: str | None) -> None:
@@ -71,9 +78,11 @@ class Lives(Shelf):
         entry.receipt = None
 
     def begin_wait(self, entry: Entry, at: float, span: Span) -> None:
-        """Record that a new entry waits for others, and is not available before ``at``."""
-        assert entry.task.after is not None
-        entry.wait, entry.state, entry.release_at = Wait(entry.task.after), State.BLOCKED, at
+        """Record that a new entry waits for others, or for its members, and is not available before ``at``."""
+        entry.state, entry.release_at = State.BLOCKED, at
+        if entry.task.after is None:
+            return
+        entry.wait = Wait(entry.task.after)
         for ref in entry.task.after.tasks:
             parent = self.entries.get((ref.key, ref.task_id))
             if (
@@ -103,11 +112,13 @@ class Lives(Shelf):
     def carried(self, span: Span) -> None:
         """Record that all lines were carried: each wait whose parents have ended, or are unknown, is over."""
         for entry in self.waiting_for_others():
-            assert entry.wait is not None
+            if entry.wait is None:
+                continue
             for ref in tuple(entry.wait.missing):
                 if (ref.key, ref.task_id) not in self.entries:
                     entry.wait.hear(ref, None, None)
             self._proceed(entry, span)
+        self._end_batches(span)
         greatest = self.number()
         for entry in self.waiting_for_others():
             if entry.released and entry.wait and entry.wait.ends == {State.WAITING}:
@@ -115,6 +126,26 @@ class Lives(Shelf):
         for entry in self.entries.values():
             entry.lingers = False
         self._before, self.news = greatest, False
+
+    def batch_closed(self, batch: TaskRef, *, answer: bool) -> None:
+        """Record the answer to the closing of a batch."""
+        entry = self.entries.get((batch.key, batch.task_id))
+        blocked = entry is not None and entry.state is State.BLOCKED and is_batch(entry.task)
+        assert answer is blocked, f"close answered {answer}; the batch was blocked: {blocked}"
+        if answer:
+            self.batches.closing.add(batch)
+            self.news = True
+
+    def _end_batches(self, span: Span) -> None:
+        """End the closed batches whose members have ended. The end of one may end members of another one."""
+        self.batches.carried(self.entries.values())
+        blocked = [entry for entry in self.waiting_for_others() if is_batch(entry.task)]
+        for entry in blocked:
+            state = self.batches.end_of(entry, self.entries.values())
+            if state is not None:
+                self.end(entry, state, span)
+                self._end_batches(span)
+                return
 
     def _unblock(self, entry: Entry, span: Span, greatest: int) -> None:
         self.turns[entry.task.key].reset()

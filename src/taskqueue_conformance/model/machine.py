@@ -16,10 +16,12 @@ from hypothesis.stateful import (
 
 from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.histories import play
+from taskqueue_conformance.model.batch_rules import BatchRules
 from taskqueue_conformance.model.draws import (
     KEYS,
     WORKERS,
     arrangements,
+    batch_names,
     batches,
     bounds,
     keys,
@@ -38,7 +40,7 @@ from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Delivery, Settled, State
 
 
-class QueueMachine(ScheduleRules):
+class QueueMachine(ScheduleRules, BatchRules):
     """A state machine of publishers, three subscriptions of two workers, an operator and a clock.
 
     A unit of time is half of ``short``. The random values never depend on the backend's answers, because a store with
@@ -176,7 +178,7 @@ class QueueMachine(ScheduleRules):
         self.done(f"{moved} discarded")
 
     @precondition(lambda self: self.has(Capability.CONTROL))
-    @rule(key=keys, name=names)
+    @rule(key=keys, name=names | batch_names)
     def cancel(self, key: str, name: str) -> None:
         """Cancel a task. It may have ended or be unknown."""
         if not self.model.entries:

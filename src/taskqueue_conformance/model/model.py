@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import inf
 
+from taskqueue_conformance.model.batches import is_batch
 from taskqueue_conformance.model.entries import Entry, Span
 from taskqueue_conformance.model.unique_keys import Answer
 from taskqueue_conformance.model.upkeep import Upkeep
@@ -19,6 +20,7 @@ from taskqueue_core.tasks import (
     Delivery,
     Published,
     Received,
+    Refusal,
     Settled,
     State,
     Task,
@@ -42,6 +44,8 @@ class Model(Upkeep):
         known, unknown = self.of_the_id(task, span, self.window)
         held, stored = self.of_the_key(task, span) if unknown else (set[Answer](), False)
         new = {Answer(status) for status in limits.answers(*waiting)} if stored else set[Answer]()
+        if unknown and self.batches.refuses(task):
+            held, new = {Answer(Published.REFUSED, code=Refusal.BATCH_CLOSED)}, set()
         assert given in known | held | new, (
             f"publish answered {given}, allowed: {known | held | new} (laws 6, 7)"
         )
@@ -58,7 +62,7 @@ class Model(Upkeep):
         fresh = self.renew(task, life=True)
         fresh.fresh, fresh.stored = True, span
         at = self.due_of(task, span[0], span[0])
-        if task.after is not None:
+        if task.after is not None or is_batch(task):
             self.begin_wait(fresh, at, span)
         elif at > span[0]:
             fresh.schedule(at, span, self.number())

@@ -63,8 +63,10 @@ class Moves(BackendMachine):
             chosen |= {"payload": self.encoded, "content_digest": bytes([digest]) * 16}
         if (unique := fields.get("unique")) and self.has(Capability.UNIQUE):
             chosen |= self._unique(unique, chosen)
-        if (after := fields.get("after")) and self.has(Capability.AFTER):
-            chosen["after"] = self._after(after, TaskRef(key, name))
+        if self.has(Capability.AFTER):
+            after = fields.get("after")
+            chosen["after"] = after and self._after(after, TaskRef(key, name))
+            chosen["batch"] = fields.get("batch")
         return self.bench.task(name, key=key, **chosen)
 
     def _unique(self, fields: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:
@@ -173,14 +175,19 @@ class Moves(BackendMachine):
         self.carry()
         if not self.has(Capability.CONTROL):
             return
+        reports = self.read(start)
+        while self.model.news:  # an end that was noticed only now, of which others must learn
+            self.carry()
+            reports = self.read(start)
+        for key, (ledger, statuses) in reports.items():
+            self.model.check(key, ledger, statuses, (start, self.span()[1]))
+
+    def read(self, start: float) -> dict[str, tuple[Ledger, dict[str, TaskStatus | None]]]:
+        """Return the report of each queue, from which the model has learned which tasks have ended."""
         reports = {key: self.report(key) for key in KEYS}
         for key, (_, statuses) in reports.items():
             self.model.read(key, statuses, (start, self.span()[1]))
-        if self.model.news:  # an end that was noticed only now, of which others must learn
-            self.carry()
-            reports = {key: self.report(key) for key in KEYS}
-        for key, (ledger, statuses) in reports.items():
-            self.model.check(key, ledger, statuses, (start, self.span()[1]))
+        return reports
 
     def report(self, key: str) -> tuple[Ledger, dict[str, TaskStatus | None]]:
         """Return the ledger of a queue, and then the statuses of its tasks."""

@@ -10,24 +10,27 @@ from taskqueue_conformance.model.entries import Content, Entry, Span, content_of
 from taskqueue_conformance.model.lives import Lives
 from taskqueue_core.tasks import Confirmation, Published, Refusal, State, Task
 
+_CODES = (Refusal.NOT_UNIQUE, Refusal.BATCH_CLOSED)
+
 
 class Answer(NamedTuple):
     """The part of a confirmation that the model checks."""
 
     status: Published
     existing_id: str | None = None
-    not_unique: bool = False
+    code: Refusal | None = None
+    """why it is refused, apart from limits"""
 
     def __repr__(self) -> str:
         """Return the answer as text, for messages."""
-        why = "not unique" if self.not_unique else self.status.value
+        why = (self.code or self.status).value
         return f"{why} ({self.existing_id})" if self.existing_id else why
 
     @classmethod
     def of(cls, answer: Confirmation) -> Answer:
         """Return the part of a confirmation."""
-        unique = answer.code is Refusal.NOT_UNIQUE
-        return cls(answer.status, answer.existing_id, unique)
+        code = answer.code if answer.code in _CODES else None
+        return cls(answer.status, answer.existing_id, code)
 
 
 class Remembered(NamedTuple):
@@ -81,7 +84,8 @@ class UniqueKeys(Lives):
         if task.unique.on_conflict != "replace":
             kept = task.unique.on_conflict == "keep"
             status = Published.DUPLICATE if kept else Published.REFUSED
-            return {Answer(status, e.task.id, not kept) for e in held}, not surely
+            code = None if kept else Refusal.NOT_UNIQUE
+            return {Answer(status, e.task.id, code) for e in held}, not surely
         answers = {
             Answer(Published.REPLACED, e.task.id) for e in held if e.replaceable and e.holds_key()
         }

@@ -50,7 +50,7 @@ class Upkeep(UniqueKeys):
                 self.lose(entry, span)
 
     def read(self, key: str, matches: dict[str, TaskStatus | None], span: Span) -> None:
-        """Record which deliveries the store has ended because they exceeded their processing time."""
+        """Record which deliveries the store has ended because they exceeded their processing time, and which waits."""
         for task_id, status in matches.items():
             entry = self.entries[key, task_id]
             swept, entry.swept = entry.swept, False
@@ -61,6 +61,7 @@ class Upkeep(UniqueKeys):
             ended = status is not None and status.state in (State.WAITING, State.DEAD)
             if ended and entry.maybe_hung(span):
                 self.lose(entry, span)
+        self.either(key, matches, span)
 
     def purged(self, key: str, number: int, span: Span) -> None:
         """Record that a purge has ended all entries of a queue that are not in flight.
@@ -89,7 +90,6 @@ class Upkeep(UniqueKeys):
         self, key: str, ledger: Ledger, matches: dict[str, TaskStatus | None], span: Span
     ) -> None:
         """Compare a queue's ledger and its tasks' statuses with the model. The ledger was read before the statuses."""
-        self.either(key, matches, span)
         counts: Counter[str] = Counter(
             {state.value: n for state, n in self._past.get(key, Counter()).items()}
         )

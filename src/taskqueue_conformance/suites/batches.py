@@ -164,7 +164,8 @@ class BatchesSuite(Harness, needs=(Capability.AFTER,)):
 
     @needs(Capability.CONTROL)
     async def test_a_batch_that_is_cancelled(self, bench: Bench) -> None:
-        """The end of a batch closes it; its members run on (U16)."""
+        """The end of a batch closes it; its members run on. Its name can be used again, but not for members (U16)."""
+        await bench.configure(dedupe_window=0)
         await begun(bench, "a")
         await bench.control.cancel(KEY, "batch")
         await carry_all(bench)
@@ -172,6 +173,9 @@ class BatchesSuite(Harness, needs=(Capability.AFTER,)):
         assert refused.code is Refusal.BATCH_CLOSED
         subscription = bench.subscribe()
         assert sorted(ids(await bench.take(subscription, 9))) == ["a", "failed"]
+        await bench.publish("batch", batch=BATCH)
+        assert (await status_of(bench, "batch")).state is State.BLOCKED
+        assert (await bench.offer(bench.task("late", batch=BATCH)))[0].code is Refusal.BATCH_CLOSED
 
     @needs("atomic_retry")
     async def test_a_retried_member(self, bench: Bench) -> None:

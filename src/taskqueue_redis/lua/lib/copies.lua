@@ -42,7 +42,7 @@ local function publish_copies(bound, id, about, body)
       answers[answer == -1 and 'duplicate' or string.match(answer, '^[%l_]+')] = answer
     else
       if rare and rare.a and rare.a * #keys > PARENTS_OF_COPIES then return 'too_many_parents:' .. #keys, full end
-      local why = q.limited and refusal(q, about) or rare and rare.b and refuse_member(rare.b)
+      local why = q.limited and refusal(q, about) or rare and rare.b and refuse_member(q, id, rare.b)
       if why then return why .. '/' .. q.key, full end
       lacking[#lacking + 1] = q
     end

@@ -33,7 +33,7 @@ local function publish_tasks(q, at, n, answers)
       or records and records[i]
     local answer = packed and rarely().look_up(q, id, packed, digest) or 0
     local rare = #about > 9 and rarely().rare_of(about)
-    if rare and rare.b and answer == 0 and not q.bound then answer = rarely().refuse_member(rare.b) or 0 end
+    if rare and rare.b and answer == 0 and not q.bound then answer = rarely().refuse_member(q, id, rare.b) or 0 end
     if rare and rare.u and answer == 0 and not q.bound then
       store_records(q, written) -- it may change records: those that were read before are read again
       written, filled, places, changing = {}, 0, {}, true

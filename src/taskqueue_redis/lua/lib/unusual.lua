@@ -23,8 +23,10 @@ local function rare_of(about)
   return at and cjson.decode(sub(about, at + 1))
 end
 
--- Returns why a new member of a batch is refused; nothing if it is accepted.
-local function refuse_member(batch) return count_of(batch).c and 'batch_closed' or nil end
+-- Returns why a new member of a batch is refused; nothing if it is accepted, or is the batch.
+local function refuse_member(q, id, batch)
+  return batch ~= q.key .. '/' .. id and count_of(batch).c and 'batch_closed' or nil
+end
 
 -- Returns when a task becomes due, by its debounce if it has one. `first`: the time of the first publish.
 local function due_of(not_before, u, first)
