@@ -15,6 +15,8 @@ from taskqueue_core.rate_limit import RateLimit
 from tests.conformance import broken_dependencies as dependencies
 from tests.conformance import broken_flow as flow
 from tests.conformance import broken_order as order
+from tests.conformance import broken_schedules as schedules
+from tests.conformance import broken_unique as unique
 from tests.conformance.facade import Broken, Facade
 from tests.conformance.runner import suite_on
 
@@ -170,6 +172,52 @@ def count_members(state: QueueMachine) -> None:
     assert [delivery.task.id for delivery in state.deliveries] == ["t1", "t2", "t1", "t3"]
 
 
+def claim(state: QueueMachine) -> None:
+    """Publish tasks with one unique key; its holder is cancelled, and another one runs and becomes a dead letter."""
+    claims = {"key": "u", "period": None, "until": "ended", "debounce": None, "on_conflict": "keep"}
+    publish(state, "t1", "t2", unique=claims)
+    state.cancel("alpha", "t1")
+    publish(state, "t3", unique=claims)
+    publish(state, "t4", unique=claims | {"on_conflict": "refuse"})
+    state.receive(0, 1)
+    publish(state, "t5", unique=claims)
+    state.dead_letter(0, 0)
+    publish(state, "t6", unique=claims)
+
+
+def fire(state: QueueMachine) -> None:
+    """Fire a schedule: in time, by plans for another time or version, and for a full queue; then change it."""
+    state.limit("alpha", {"capacity": 2})
+    put(state, units=0, keep_next=False)
+    for planned in ("late", "old", "now"):
+        state.fire(key="alpha", name="s1", chosen=["t1"], fields=FIELDS, units=1, planned=planned)
+    for chosen in (["t2", "t3"], ["t3"]):
+        state.advance(4)
+        state.fire(key="alpha", name="s1", chosen=chosen, fields=FIELDS, units=2, planned="now")
+    put(state, units=5, keep_next=True)
+
+
+def put(state: QueueMachine, *, units: int, keep_next: bool) -> None:
+    """Put the schedule of `fire`."""
+    state.put(key="alpha", name="s1", units=units, spec=b"1", version=None, keep_next=keep_next)
+
+
+def wait_for_another(state: QueueMachine) -> None:
+    """Publish a task that waits for two others of another queue, with their results as inputs, and run all."""
+    parents = [TaskRef("beta", "t1"), TaskRef("beta", "t2")]
+    state.publish("beta", ["t1", "t2"], FIELDS)
+    publish(
+        state,
+        "t3",
+        after={"tasks": parents, "when": "done", "on_dead": "hold", "inputs": True},
+    )
+    state.serve([0, 1])
+    state.ack(0, [0])
+    state.ack(0, [1])
+    state.serve([0])
+    assert [delivery.task.id for delivery in state.deliveries] == ["t1", "t2", "t3"]
+
+
 HISTORIES = (
     take_turns,
     limit_tenants,
@@ -182,6 +230,9 @@ HISTORIES = (
     expire_a_holder,
     hang,
     count_members,
+    claim,
+    fire,
+    wait_for_another,
 )
 FINDS: tuple[tuple[Broken, Callable[[QueueMachine], None], str], ...] = (
     (order.StartsAnew, take_turns, "'a' had 3 turns while 'b' waited"),
@@ -199,6 +250,20 @@ FINDS: tuple[tuple[Broken, Callable[[QueueMachine], None], str], ...] = (
     (flow.NeverEndsTheHung, hang, "wrong state .* expected waiting"),
     (dependencies.SealsNothing, count_members, "publish answered accepted"),
     (dependencies.CountsTheDead, count_members, "wrong state of alpha/b1: expected blocked"),
+    (dependencies.DoesNotWait, wait_for_another, "wrong state of alpha/t3: expected blocked"),
+    (dependencies.MixesInputs, wait_for_another, "wrong inputs of alpha/t3"),
+    (unique.KeepsNothingOut, claim, "publish answered accepted"),
+    (unique.LooksOncePerBatch, claim, "publish answered accepted"),
+    (unique.LetsTheEndedHold, claim, "publish answered duplicate"),
+    (unique.LetsTheDeadHold, claim, "publish answered duplicate"),
+    (unique.KeepsInsteadOfRefusing, claim, "publish answered duplicate"),
+    (unique.HoldsUntilTheDelivery, claim, "not delivered as it was published"),
+    (schedules.FiresTwice, fire, "answered Fired.stale=False"),
+    (schedules.FiresOldPlans, fire, "answered Fired.stale=False"),
+    (schedules.MovesOnWhenRefused, fire, "wrong schedules: "),
+    (schedules.ForgetsTheRefused, fire, "wrong schedules: "),
+    (schedules.HidesOthers, fire, "wrong time of the next schedule"),
+    (schedules.TurnsBack, fire, "wrong schedule: "),
 )
 
 
