@@ -17,6 +17,10 @@ LISTED = 50
 """maximum number of workflows on a page, because the state of each of their steps is read"""
 _CALLS = 50
 """number of pages of tasks after which a page of workflows ends, although it is not full"""
+_AT_ONCE = 5
+"""number of workflows that are read at once"""
+_STEPS = 5000
+"""number of steps after which a page ends, although it is not full"""
 _NOT_PUBLISHED = (State.IN_FLIGHT, State.WAITING, State.SCHEDULED, State.BLOCKED, State.DEAD)
 _IN_ORDER = (*_NOT_PUBLISHED, State.DONE, State.DISCARDED, State.CANCELLED)
 """the states of tasks that hold the steps of workflows, in the order of a list"""
@@ -41,18 +45,21 @@ async def read_page(
     """
     check_page(after, limit)
     place, cursor = _position(after)
-    names, calls = dict[str, None](), 0
-    while place < len(_IN_ORDER) and len(names) < limit and calls < _CALLS:
-        left = limit - len(names)
+    found: dict[str, WorkflowStatus | None] = {}
+    calls = steps = 0
+    while place < len(_IN_ORDER) and len(found) < limit and calls < _CALLS and steps < _STEPS:
+        most = min(limit - len(found), _AT_ONCE)
         page = await listing.tasks(
-            WORKFLOWS, state=_IN_ORDER[place], after=cursor, limit=left, newest=True
+            WORKFLOWS, state=_IN_ORDER[place], after=cursor, limit=most, newest=True
         )
-        names |= {each.task_id: None for each in page.tasks if is_workflow(each.task_id)}
+        names = [each.task_id for each in page.tasks if is_workflow(each.task_id)]
+        read = await gather_all(get(name) for name in names)
+        found |= dict(zip(names, read, strict=True))
+        steps += sum([len(status.steps) for status in read if status is not None])
         cursor, calls = page.next, calls + 1
         place += cursor is None
-    found = await gather_all(get(name) for name in names)
     following = None if place == len(_IN_ORDER) else f"{place}.{cursor or ''}"
-    return tuple([status for status in found if status is not None]), following
+    return tuple([status for status in found.values() if status is not None]), following
 
 
 def _position(after: object) -> tuple[int, str | None]:

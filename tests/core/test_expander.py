@@ -280,6 +280,25 @@ async def test_the_cost_of_a_status(backend: MemoryBackend, size: int) -> None:
     assert counting.calls == 5
 
 
+async def test_a_list_of_large_workflows(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """U15: a page of workflows ends once many steps were read for it; the pages together have each workflow once."""
+    monkeypatch.setattr("taskqueue_core.workflow_list._STEPS", 20)
+    workflows = Queue(backend).workflows
+    for number in range(12):
+        await workflows.put(steps("a", "b", "c"), id=f"w{number}")
+    await Expander(backend).drain()
+    found, after = list[list[str]](), None
+    while not found or after is not None:
+        listed = await workflows.list(after=after)
+        found.append([each.id for each in listed.workflows])
+        after = listed.next
+    assert [len(page) for page in found] == [5, 5, 2]
+    names = [name for page in found for name in page]
+    assert sorted(names) == sorted(f"w{number}" for number in range(12))
+
+
 def test_wrong_inputs() -> None:
     """U15: the inputs of a step are positions of its parents."""
     for step, field in (
