@@ -37,7 +37,7 @@ async def _migrating() -> MigratingBackend:
 
 @pytest.mark.parametrize("opened", [_sharded, _migrating], ids=["shards", "migration"])
 async def test_results_as_inputs(opened: Callable[[], Any]) -> None:
-    """A16, A20, U15: each step runs once, with the results of steps in other shards or on another side."""
+    """A16, A20, U15: each step runs once, with the results of steps in other shards or on another side; lists have all."""
     flows, backend = Flows(), await opened()
     connection: Backend = backend
     async with (
@@ -51,6 +51,10 @@ async def test_results_as_inputs(opened: Callable[[], Any]) -> None:
             total = flow.add(flows.total.call([each.output for each in doubles]), after=doubles)
             handle = await flow.publish()
             assert await handle.result(total, timeout=60) == {"sum": 42}
+        page = await Queue(connection).workflows.list()
+        assert [(each.state, each.steps) for each in page.workflows] == [
+            (WorkflowState.ENDED, 13)
+        ] * 2
     assert len(flows.ran) == 26
     await backend.aclose()
 
@@ -73,8 +77,10 @@ async def test_steps_in_two_members() -> None:
         async with working(LocalWorker(flows.tasks, backend=backend)):
             for handle in (first, second):
                 assert (await handle.wait(60)).state is WorkflowState.ENDED
+        page = await Queue(backend).workflows.list()
+        assert [each.id for each in page.workflows] == ["new", "old"]
     assert sorted(flows.ran) == sorted(
-        ["size abc", "size a", "size bb", "total [1, 2]", "double 3", "end", "after"]
+        ["size abc", "size a", "size bb", "total [1, 2]", "double 3", "end", "ended", "after"]
     )
     assert (await old.control.ledger("flow.size")).done == 1
     assert (await new.control.ledger("flow.size")).done == 2
