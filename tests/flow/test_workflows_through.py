@@ -37,7 +37,7 @@ async def _migrating() -> MigratingBackend:
 
 @pytest.mark.parametrize("opened", [_sharded, _migrating], ids=["shards", "migration"])
 async def test_results_as_inputs(opened: Callable[[], Any]) -> None:
-    """A16, A20, U15: each step runs once, with the results of steps in other shards or on another side; lists have all."""
+    """A16, A20, U15: each step runs once, with the results of steps in other shards or on another side."""
     flows, backend = Flows(), await opened()
     connection: Backend = backend
     async with (
