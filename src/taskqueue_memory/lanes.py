@@ -59,6 +59,12 @@ class Lane(Generic[T]):
 
     def pop(self) -> T | None:
         """Remove and return the first entry; return None if the lane is empty."""
+        if not self._returned and not self._late:  # so for most deliveries
+            while self._fresh:
+                seq, head = self._fresh.popleft()  # as in `_waits`, because each receive comes here
+                if head.state is State.WAITING and head.seq == seq:
+                    return head
+            return None
         record = self.peek()
         if record is not None:
             if self._returned:
@@ -71,10 +77,7 @@ class Lane(Generic[T]):
 
     def peek(self) -> T | None:
         """Return the first entry, after removing outdated entries; return None if the lane is empty."""
-        while self._fresh:
-            seq, head = self._fresh[0]  # as in `_waits`, because each receive comes here
-            if head.state is State.WAITING and head.seq == seq:
-                break
+        while self._fresh and not _waits(self._fresh[0]):
             self._fresh.popleft()
         if self._returned and (record := _first(self._returned)) is not None:
             return record

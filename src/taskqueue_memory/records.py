@@ -149,7 +149,8 @@ class QueueState:
         """set when maintenance first finds the queue empty: number of tasks ever published, and the time"""
         self.fresh = 0
         """number of tasks that were never delivered, which count against the capacity"""
-        self.states: Counter[State] = Counter()
+        self.states = dict.fromkeys(State, 0)
+        """number of tasks by state"""
         self.blocked_on_dead = 0
         """number of blocked tasks that dead letters hold"""
         self.delivered = self.redelivered = self.retried = self.lost = 0
@@ -217,7 +218,9 @@ class QueueState:
     def append(self, record: TaskRecord) -> None:
         """Add a newly available entry at the end of its lane."""
         self._lines.lane(record).append(record)
-        self._offered(record)
+        self.available += 1  # as in `_offered`, because each publish comes here
+        if self.fair is not None:
+            self.fair.offered(record)
 
     def let_in(self, record: TaskRecord, now: float) -> None:
         """Insert an entry that has just obtained its ordering key, at the position of its sequence number."""

@@ -39,9 +39,10 @@ class Steps:
 
     def queue(self, key: str) -> QueueState:
         """Return the queue of a key; create it if it does not exist."""
-        if key not in self.queues:
-            self.queues[key] = QueueState(key)
-        return self.queues[key]
+        queue = self.queues.get(key)
+        if queue is None:
+            queue = self.queues[key] = QueueState(key)
+        return queue
 
     def known(self, key: str) -> QueueState:
         """Return the queue of a key; if it does not exist, return a new queue without storing it."""
@@ -239,18 +240,19 @@ class Steps:
 
     def _begin(self, record: TaskRecord) -> TaskRecord:
         """Store a new record. The caller then sets its first state with `_enter`."""
-        queue = record.queue
-        if (former := queue.records.get(record.task.id)) is not None:
+        queue, task = record.queue, record.task
+        former = queue.records.setdefault(task.id, record)
+        if former is not record:
             queue.clear(former)
-        queue.records[record.task.id] = record
-        if record.task.tags:
+            queue.records[task.id] = record
+        if task.tags:
             self._index(record)
-        if record.task.batch is not None:
+        if task.batch is not None:
             self.batches.begin(record)
         if queue.fair is not None:
             queue.fair.attach(record)
-        if record.task.deadline is not None:
-            self.timers.deadlines.add(record.task.deadline, record, record.seq)
+        if task.deadline is not None:
+            self.timers.deadlines.add(task.deadline, record, record.seq)
         return record
 
     def _index(self, record: TaskRecord) -> None:

@@ -140,14 +140,17 @@ class MemorySubscription(SubscriptionBase):
         remaining: dict[QueueState, int] = {}
         while self.ready and len(deliveries) < limit:
             queue = next(iter(self.ready))
-            del self.ready[queue]
             if queue.limited and not _has_room(queue, remaining, now):
+                del self.ready[queue]
                 if queue.available:
                     held[queue] = None
                 continue
             delivery = self._store.take(self, queue, now, expired)
-            if queue.available:
-                self.ready[queue] = None  # put the queue at the end, so that queues take turns
+            if not queue.available:
+                del self.ready[queue]
+            elif len(self.ready) > 1:  # put the queue at the end, so that queues take turns
+                del self.ready[queue]
+                self.ready[queue] = None
             if delivery is not None:
                 deliveries.append(delivery)
                 if queue in remaining:

@@ -59,11 +59,12 @@ class MemoryStore(Steps):
     ) -> Confirmation | TaskRecord | None:
         """Return the answer to a publish that changes nothing, the record to replace, or ``None`` for a new task."""
         known = queue.records.get(task.id)
-        status = known and known.recognise(task, now, queue.settings.dedupe_window)
-        if known and status:
+        if known is not None:
+            status = known.recognise(task, now, queue.settings.dedupe_window)
             if status is Published.REPLACED and known.replaced is not None:
                 return held_by(task, status, known.replaced)
-            return Confirmation(key=task.key, task_id=task.id, status=status)
+            if status is not None:
+                return Confirmation(key=task.key, task_id=task.id, status=status)
         if task.batch is not None and (late := self.batches.refused(task)):
             return late
         if task.unique is not None:
@@ -231,8 +232,7 @@ class MemoryStore(Steps):
             if task.deadline is not None and task.deadline <= now:
                 expired.append(self._expire(record))
                 continue
-            receipt = subscription.new_receipt()
-            settings = queue.settings
+            receipt, settings = subscription.new_receipt(), queue.settings
             delivery = record.hand_out(receipt, now, settings.timeout, subscription.consumer)
             record.owner = subscription
             self.receipts[receipt] = record

@@ -224,9 +224,12 @@ def _size(task: Task) -> int:
 
 def _script_args(tasks: Sequence[Task]) -> _Ask:
     """Return the arguments of the script ``publish``: the tasks by queue, or in order if one waits for others."""
+    key = tasks[0].key
+    if all([task.key == key for task in tasks]):  # so for most calls
+        return _Ask((key,), [key, len(tasks), *task_args(tasks)], None)
     order: list[int] | None = None
     groups = [(key, list(group)) for key, group in groupby(tasks, attrgetter("key"))]
-    if len(groups) > 1 and all(task.after is None for task in tasks):
+    if all(task.after is None for task in tasks):
         places: dict[str, list[int]] = {}
         for place, task in enumerate(tasks):
             places.setdefault(task.key, []).append(place)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, expect
 
-from taskqueue_core.capabilities import control_of
+from taskqueue_core import After, Every, Queue, Schedule, TaskRef, TaskTemplate
+
+from taskqueue_core.capabilities import Order, QueueSettings, control_of
 from taskqueue_core.tasks import Ledger, QueueStats, State
 from taskqueue_server.auth import access
 from tests.dashboard.support import ADMIN, Gate, looking
@@ -161,7 +164,7 @@ async def test_widths_and_themes(browser: Browser) -> None:
                 "/find?q=x",
             ):
                 await page.goto(path)
-                for width in (1280, 400):
+                for width in (1280, 360):
                     await page.set_viewport_size({"width": width, "height": 800})
                     wide = await page.evaluate("document.documentElement.scrollWidth")
                     assert wide <= width, path
@@ -169,6 +172,38 @@ async def test_widths_and_themes(browser: Browser) -> None:
                 assert await page.evaluate("document.documentElement.dataset.theme") == "dark"
                 dark = await page.evaluate("getComputedStyle(document.body).backgroundColor")
                 assert dark == "rgb(15, 17, 21)"
+
+
+async def test_accessibility(browser: Browser) -> None:
+    """U20: axe has no serious finding on any page, in both themes."""
+    async with running() as it:
+        backend, axe, found = it.context.backend, Axe(), list[str]()
+        settings = QueueSettings(index=("user",), order=Order.FAIR, paused=True)
+        await control_of(backend).configure("k", settings)
+        await bury(it, "dead-1")
+        await it.publish("one", "two", tenant="acme", tags=("user:42",))
+        await it.publish("later", after=After(tasks=(TaskRef("k", "one"),)))
+        sweep = Schedule("sweep", Every(900), TaskTemplate.of("k", 0))
+        await Queue(backend).schedules.put(sweep)
+        worker = backend.subscribe(["k"], "worker-1")
+        pages = (
+            "/", "/?search=nothing", "/workers", "/schedules", "/schedules/sweep", "/queues/k", "/queues/k/dead",
+            "/queues/k/tasks", "/queues/k/tasks?state=blocked", "/queues/k/tasks?tag=user:42", "/tasks/k/dead-1",
+            "/tasks/k/later", "/audit", "/find?q=nothing", "/login", "/queues/~",
+        )  # fmt: skip
+        for theme in ("light", "dark"):
+            async with looking(browser, it, color_scheme=theme) as page:
+                for path in pages:
+                    await page.goto(path)
+                    answer = (await axe.run(page)).response
+                    found += [
+                        f"{path} ({theme}): {one['id']}: {one['help']}: {node['html'][:200]}"
+                        for one in answer["violations"]
+                        if one["impact"] in {"serious", "critical"}
+                        for node in one["nodes"]
+                    ]
+        await worker.close()
+        assert not found, "\n".join(found)
 
 
 async def test_without_scripts(browser: Browser) -> None:

@@ -292,10 +292,23 @@ async def test_the_due_time(it: Running, client: httpx2.AsyncClient) -> None:
 
 
 async def test_more_queues_than_fit(it: Running, client: httpx2.AsyncClient) -> None:
-    """C17: the overview lists a limited number of queues, and its ledger includes all of them."""
-    await it.context.backend.publisher.publish(*(Task(key=f"q{n:03}") for n in range(203)))
+    """C17: a page of the overview lists some of the queues, which can be searched and sorted; its ledger has all."""
+    tasks = [Task(key=f"q{n:03}") for n in range(203)]
+    await it.context.backend.publisher.publish(*tasks, *(Task(key="q150") for _ in range(3)))
+    shown = re.compile('<tr data-queue="(q[0-9]+)"')
     page = (await client.get("/")).text
-    assert page.count("<tr data-queue=") == 200
-    assert "3 more queues" in page
-    assert 'data-ledger-published="203"' in page
-    assert len(await control_of(it.context.backend).queues()) == 203
+    assert shown.findall(page) == [f"q{n:03}" for n in range(100)]
+    assert 'data-ledger-published="206"' in page
+    assert "Page 1 of 3" in page
+    assert '<a href="/?page=2" rel="next">' in page
+    page = (await client.get("/?page=3")).text
+    assert shown.findall(page) == ["q200", "q201", "q202"]
+    assert '<a href="/?page=2" rel="prev">' in page
+    page = (await client.get("/?sort=waiting&page=9&search=%20Q1")).text
+    assert shown.findall(page) == [f"q{n:03}" for n in (150, *range(100, 150), *range(151, 200))]
+    assert "100 of 203" in page
+    assert 'aria-sort="descending" title="Waiting tasks' in page
+    assert "view=overview&amp;search=Q1&amp;sort=waiting" in page
+    assert "No queue has “&lt;b&gt;” in its name" in (await client.get("/?search=<b>")).text
+    for odd in ("page=0", "page=x", "page=1e9", "sort=__class__", "page=-1", "range=no"):
+        assert shown.findall((await client.get(f"/?{odd}")).text)[0] == "q000"

@@ -16,8 +16,8 @@ import msgspec
 
 from taskqueue_core.tasks import Failure, State, Task, TaskStatus
 
-LOOKED_AT = 10_000
-"""maximum number of records that are read for one page"""
+LOOKED_AT = 3_000
+"""maximum number of records that are read for one page, so that a page with a filter takes no longer than others"""
 ERROR_CHARACTERS = 200
 """maximum number of characters of the error in a summary"""
 

@@ -26,7 +26,7 @@ _PAGE = 100
 class TasksOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A page of tasks. If there is a ``next``, pass it as ``after`` for the next page, even if this one is empty.
 
-    ``looked_at`` is the number of records that the store read for the page, at most 10,000 if a filter skips many.
+    ``looked_at`` is the number of records that the store read for the page, at most 3,000 if a filter skips many.
     """
 
     tasks: tuple[TaskSummary, ...]

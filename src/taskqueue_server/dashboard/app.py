@@ -17,7 +17,6 @@ from taskqueue_server.dashboard import (
     workflows,
 )
 from taskqueue_server.dashboard.pages import add_templates, as_pages, poller_of, static
-from taskqueue_server.dashboard.snapshot import LISTED
 from taskqueue_server.dashboard.stream import live
 from taskqueue_server.dashboard.views import DashboardView, sees_all
 from taskqueue_server.routing.extensions import Extension
@@ -28,12 +27,16 @@ async def overview(call: RequestContext) -> Response:
     """Show the queues that the client may see, their ledger, charts and the number of workers."""
     snapshot = await poller_of(call).fresh()
     view = DashboardView(call, "overview")
-    keys = view.keys(snapshot)
+    chosen, keys = view.chosen, view.keys(snapshot)
+    found = chosen.found(snapshot, keys)
     return await view.render(
         snapshot,
         200 if snapshot.error is None else 503,
-        readings={key: snapshot.readings[key] for key in keys[:LISTED]},
-        hidden=max(0, len(keys) - LISTED),
+        readings={key: snapshot.readings[key] for key in chosen.shown(found)},
+        number=len(keys),
+        found=len(found),
+        chosen=chosen._replace(page=min(chosen.page, chosen.pages(found))),
+        pages=chosen.pages(found),
         everything=sees_all(call),
     )
 

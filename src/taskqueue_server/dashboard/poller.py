@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from msgspec import structs
 
+from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.concurrency import first_completed
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.tasks import Health
@@ -36,6 +37,8 @@ _TEXTS = 20
 """number of queues whose texts are formatted before other tasks of the event loop get a turn"""
 _HISTORY_SECONDS = 10.0
 """seconds for which the last run time of a queue is shown if no newer run time is measured"""
+_RULES_SECONDS = 10.0
+"""seconds after which the settings of many queues are read again; a change through this server is seen at once"""
 T = TypeVar("T")
 _log = logging.getLogger("taskqueue.server.dashboard")
 _samplers: WeakKeyDictionary[ServerContext, StatsPoller] = WeakKeyDictionary()
@@ -57,8 +60,11 @@ class StatsPoller:
         self._started = 0
         self._requested_at = 0.0
         self._drawn_at = 0.0
-        self._good_until = 0.0
-        """time up to which `fresh` returns the latest sample, if there are many queues"""
+        self._good_from = 0
+        """number of the first sample that `fresh` may return if there are many queues"""
+        self._rules: dict[str, QueueSettings] = {}
+        self._rules_until = 0.0
+        """time up to which the settings of many queues are not read again"""
         self._after_gap = True
         self._poll_now = asyncio.Event()
         self._notified = asyncio.Event()
@@ -128,12 +134,12 @@ class StatsPoller:
     async def fresh(self, key: str | None = None) -> Snapshot:
         """Return a sample that is read from the store after this call. Raises `ProblemError` on shutdown.
 
-        With more than `LISTED` queues, it is the latest sample, if that is newer than the next one is due, and only the
-        queue ``key`` is read again.
+        With more than `LISTED` queues, it is the latest sample, while samples are taken, and only the queue ``key`` is
+        read again.
         """
         self._start()
         latest = self.latest
-        if latest is not None and self._task is not None and time.monotonic() < self._good_until:
+        if latest is not None and latest.number >= self._good_from and self._is_enough(latest):
             again = latest if key is None else await self._again(latest, key)
             if again is not None:
                 return again
@@ -145,8 +151,12 @@ class StatsPoller:
         return snapshot
 
     def outdate(self) -> None:
-        """Let the next `fresh` read all queues, because one of them was changed."""
-        self._good_until = 0.0
+        """Let the next `fresh` read all queues, for example because one of them was changed."""
+        self._good_from, self._rules_until = self._started + 1, 0.0
+
+    def _is_enough(self, latest: Snapshot) -> bool:
+        """Return whether a page may show the latest sample, because another one takes long with many queues."""
+        return latest.error is None and len(latest.readings) > LISTED
 
     async def _again(self, snapshot: Snapshot, key: str) -> Snapshot | None:
         """Return a sample in which one queue is read again; ``None`` if the queue is new, or the store fails."""
@@ -165,6 +175,7 @@ class StatsPoller:
     def _start(self) -> None:
         self._requested_at = time.monotonic()
         if self._task is None and not self._draining.is_set():
+            self.outdate()  # the latest sample may be old
             self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
@@ -187,9 +198,6 @@ class StatsPoller:
             await self._notify(await self._take(self._started))
             took = time.monotonic() - began
             pause = max(_SECOND - took, _PAUSE_FACTOR * took)
-            latest = self.latest
-            if latest and latest.error is None and len(latest.readings) > LISTED:
-                self._good_until = time.monotonic() + pause
             await asyncio.sleep(_SHORTEST)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause - _SHORTEST):
@@ -242,7 +250,7 @@ class StatsPoller:
         measured = self.process_gauges.take()
         run_times = self._recent(measured, backend.now())
         stats = await read_each(control.stats, keys, _MAX_CONCURRENT)
-        settings = await read_each(control.settings, keys, _MAX_CONCURRENT)
+        settings = await self._settings(keys)
         readings = {
             queue.key: StoreReading(queue, rules, run_times.get(queue.key), queue.key in measured)
             for queue, rules in zip(stats, settings, strict=True)
@@ -251,6 +259,16 @@ class StatsPoller:
         return Snapshot(
             number=number, at=backend.now(), readings=readings, workers=workers, health=health
         )
+
+    async def _settings(self, keys: Sequence[str]) -> list[QueueSettings]:
+        """Return the settings of the queues. Those of many queues are read again only after a while."""
+        now = time.monotonic()
+        if len(keys) <= LISTED or now >= self._rules_until:
+            self._rules, self._rules_until = {}, now + _RULES_SECONDS
+        new = [key for key in keys if key not in self._rules]
+        read = await read_each(self._control.settings, new, _MAX_CONCURRENT)
+        self._rules.update(zip(new, read, strict=True))
+        return [self._rules[key] for key in keys]
 
     def _recent(self, measured: dict[str, Percentiles], now: float) -> dict[str, Percentiles]:
         for key, result in measured.items():

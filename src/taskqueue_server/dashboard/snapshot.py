@@ -14,9 +14,9 @@ from taskqueue_server.dashboard.local_metrics import Percentiles
 
 HISTORY = 300
 """seconds of history, with at most one point per second"""
-LISTED = 200
+LISTED = 100
 """maximum number of queues on a page; sums include the queues that are not shown"""
-_MAX_HISTORIES = 1000
+_MAX_HISTORIES = 2500
 """maximum number of queues with a history of their own"""
 _WINDOW = 3.0
 """seconds over which a rate is computed: long enough to be steady, short enough to show a pause"""

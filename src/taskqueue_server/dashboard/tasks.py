@@ -16,12 +16,14 @@ from taskqueue_core.capabilities import TaskDetail, has, listing_of
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.tasks import State, Task, TaskStatus
+from taskqueue_server.context.server import read_each
 from taskqueue_server.dashboard.pages import path, poller_of, render, see_other
 from taskqueue_server.dashboard.settings_form import read_form
-from taskqueue_server.dashboard.snapshot import LISTED
 from taskqueue_server.dashboard.views import DashboardView
 from taskqueue_server.routing.operations import RequestContext
 
+_SEARCHED, _AT_ONCE = 500, 16
+"""maximum number of queues in which a task is looked for by its id alone, and how many of them at the same time"""
 _SHOWN = 4000
 """maximum number of characters that are shown of a payload or a result"""
 _BETWEEN = re.compile(r"[\s/,]+")
@@ -163,7 +165,7 @@ async def _is_workflow(call: RequestContext, name: str) -> bool:
 
 
 async def find(call: RequestContext) -> Response:
-    """Find a task by key and id, a queue by key, or a task by id in up to `LISTED` queues that the client may see."""
+    """Find a task by key and id, a queue by key, or a task by id in up to `_SEARCHED` queues that the client may see."""
     requested = call.request.query_params.get("q", "").strip()
     names = [name for name in _BETWEEN.split(requested[:500]) if name]
     if len(names) in (1, 2):
@@ -182,10 +184,9 @@ async def find(call: RequestContext) -> Response:
         return see_other(path("workflows", names[0]))
     statuses: list[TaskStatus] = []
     if len(names) == 1:
-        for key in keys[:LISTED]:
-            statuses += [
-                status for status in await call.context.control.statuses(key, names[0]) if status
-            ]
+        ask = call.context.control.statuses
+        found = await read_each(lambda key: ask(key, names[0]), keys[:_SEARCHED], _AT_ONCE)
+        statuses = [status for (status,) in found if status is not None]
     if len(statuses) == 1:
         return see_other(path("tasks", statuses[0].key, statuses[0].task_id))
     status = 200 if statuses or not requested else 404

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
@@ -17,6 +17,7 @@ from taskqueue_server.auth.access import may_observe
 from taskqueue_server.dashboard import formatting
 from taskqueue_server.dashboard.history import LIVE, RANGES, HistoryRecorder
 from taskqueue_server.dashboard.pages import poller_of, render
+from taskqueue_server.dashboard.queue_list import OverviewQuery
 from taskqueue_server.dashboard.snapshot import HISTORY, LISTED, Snapshot
 from taskqueue_server.routing.operations import RequestContext
 
@@ -45,9 +46,10 @@ class DashboardView:
         self.task_id = task_id
         self._call = call
         self._poller = poller_of(call)
-        self.range = RANGES.get(call.request.query_params.get("range", ""), LIVE)
+        self.chosen = OverviewQuery.of(call.request.query_params)
+        self.range = RANGES[self.chosen.range]
         """the time range of the charts"""
-        self._same = (call.identity, name, key, self.range)
+        self._same = (call.identity, name, key, self.chosen)
 
     async def render(
         self,
@@ -59,14 +61,14 @@ class DashboardView:
     ) -> Response:
         """Return the page, rendered from ``snapshot``; ``values`` are additional variables of the template."""
         names = {"view": self.name, "key": self.key, "id": self.task_id}
-        wanted = {**names, "range": None if self.range is LIVE else self.range.name}
-        query = urlencode({name: value for name, value in wanted.items() if value is not None})
+        query = urlencode({name: value for name, value in names.items() if value is not None})
         values = {
             **names,
             "range": self.range,
             "ranges": RANGES.values(),
             "prometheus": self._prometheus(),
-            "live": f"/live?{query}",
+            "live": f"/live?{query}&{self.chosen.query()}".rstrip("&"),
+            "chosen": self.chosen,
             "snapshot": snapshot,
             "shape": self.shape(snapshot, task),
             "ledger": msgspec.structs.asdict(self.total(snapshot)),
@@ -95,6 +97,17 @@ class DashboardView:
             return [self.key] if visible else []
         return snapshot.keys(self._call.is_allowed)
 
+    def listed(self, snapshot: Snapshot) -> Sequence[str]:
+        """Return the queues that have a row on the page."""
+        keys = self.keys(snapshot)
+        if self.name != "overview":
+            return keys[:LISTED]
+        found = self.chosen.found
+        made = (*self._same, "listed")
+        return self._poller.once(
+            snapshot, made, lambda: self.chosen.shown(found(snapshot, keys))
+        )
+
     def total(self, snapshot: Snapshot) -> Ledger:
         """Return the sum of the ledgers of the queues that the page shows."""
         made = (*self._same, "total")
@@ -121,7 +134,7 @@ class DashboardView:
         }
         for worker in self.workers(snapshot):
             texts[f"w.{worker.worker_id}.in_flight"] = formatting.count(worker.in_flight)
-        for key in self.keys(snapshot)[:LISTED] if self.name in _WITH_QUEUES else ():
+        for key in self.listed(snapshot) if self.name in _WITH_QUEUES else ():
             texts.update(self._poller.texts(snapshot, key))
         return texts
 
@@ -135,7 +148,8 @@ class DashboardView:
         return self._poller.once(snapshot, (*self._same, "shape"), lambda: self._shape(snapshot))
 
     def _shape(self, snapshot: Snapshot) -> str:
-        readings = [(key, snapshot.readings[key]) for key in self.keys(snapshot)[:LISTED]]
+        # Sorted by name, because the order of the rows changes all the time if they are sorted by a number.
+        readings = [(key, snapshot.readings[key]) for key in sorted(self.listed(snapshot))]
         if self.name == "dead":
             return _version_of([(key, reading.ledger.dead) for key, reading in readings])
         parts: list[Any] = [snapshot.error]
