@@ -157,9 +157,9 @@ class MemorySubscription(SubscriptionBase):
                     remaining[queue] -= 1
             elif queue in self.ready:
                 break  # this call has reached the maximum number of expired tasks
-        again = False
-        for queue in self.ready:
-            again = again or bool(queue.available and queue.room(now).left)
+        again = bool(self.ready) and any(
+            queue.available and queue.room(now).left for queue in self.ready
+        )
         self.ready |= held
         return Received(
             deliveries=tuple(deliveries),

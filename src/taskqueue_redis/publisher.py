@@ -225,7 +225,7 @@ def _size(task: Task) -> int:
 def _script_args(tasks: Sequence[Task]) -> _Ask:
     """Return the arguments of the script ``publish``: the tasks by queue, or in order if one waits for others."""
     key = tasks[0].key
-    if all([task.key == key for task in tasks]):  # so for most calls
+    if len(tasks) == 1 or all(task.key == key for task in tasks):
         return _Ask((key,), [key, len(tasks), *task_args(tasks)], None)
     order: list[int] | None = None
     groups = [(key, list(group)) for key, group in groupby(tasks, attrgetter("key"))]

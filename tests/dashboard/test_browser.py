@@ -8,7 +8,6 @@ from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, expect
 
 from taskqueue_core import After, Every, Queue, Schedule, TaskRef, TaskTemplate
-
 from taskqueue_core.capabilities import Order, QueueSettings, control_of
 from taskqueue_core.tasks import Ledger, QueueStats, State
 from taskqueue_server.auth import access

@@ -12,7 +12,6 @@ import pytest
 from msgspec import structs
 
 from taskqueue_core import Every, Schedule, TaskRef, TaskTemplate, WorkflowStep
-from taskqueue_core.capabilities import control_of
 from taskqueue_core.tasks import Task
 from taskqueue_server import dashboard
 from taskqueue_server.dashboard.pages import FILES, local_path

@@ -72,7 +72,9 @@ def _used(parts: Mapping[str, str], text: str) -> dict[str, str]:
     """Return the parts without the functions that neither they nor ``text``, the code that follows them, name."""
     functions: dict[str, str] = {}
     for found in _FUNCTION.finditer(_whole(parts)):
-        functions[found[1]] = functions.get(found[1], "") + found[0].removeprefix(f"local function {found[1]}")
+        functions[found[1]] = functions.get(found[1], "") + found[0].removeprefix(
+            f"local function {found[1]}"
+        )
     used: set[str] = set()
     new = _names(_FUNCTION.sub("", _whole(parts)) + text) & functions.keys()
     while new:

@@ -165,7 +165,7 @@ async def _is_workflow(call: RequestContext, name: str) -> bool:
 
 
 async def find(call: RequestContext) -> Response:
-    """Find a task by key and id, a queue by key, or a task by id in up to `_SEARCHED` queues that the client may see."""
+    """Find a task by key and id, a queue by key, or a task by id in `_SEARCHED` queues that the client may see."""
     requested = call.request.query_params.get("q", "").strip()
     names = [name for name in _BETWEEN.split(requested[:500]) if name]
     if len(names) in (1, 2):

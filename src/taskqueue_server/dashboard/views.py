@@ -104,9 +104,7 @@ class DashboardView:
             return keys[:LISTED]
         found = self.chosen.found
         made = (*self._same, "listed")
-        return self._poller.once(
-            snapshot, made, lambda: self.chosen.shown(found(snapshot, keys))
-        )
+        return self._poller.once(snapshot, made, lambda: self.chosen.shown(found(snapshot, keys)))
 
     def total(self, snapshot: Snapshot) -> Ledger:
         """Return the sum of the ledgers of the queues that the page shows."""
