@@ -171,4 +171,4 @@ class TestRecorder:
         assert 'href="?range=24h" aria-current="true"' in page
         assert "view=queue&amp;key=k&amp;range=24h" in page
         assert "https://metrics.example/graph?g0.expr=" in page
-        assert 'href="?range=live" aria-current="true"' in live
+        assert 'href="?" aria-current="true"' in live

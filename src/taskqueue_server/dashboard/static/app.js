@@ -95,7 +95,7 @@
     try {
       const parts = [...document.querySelectorAll("[data-refresh]")];
       if (!parts.length) shape = wanted;
-      if (!parts.length || query("[data-refresh] details[open]")) return;
+      if (!parts.length || query("[data-refresh] details[open], [data-refresh] [type=search]:focus")) return;
       const response = await fetch(location.href, { headers: { accept: "text/html" } });
       if (response.redirected || !response.headers.get("content-type")?.startsWith("text/html")) return;
       const page = new DOMParser().parseFromString(await response.text(), "text/html");
