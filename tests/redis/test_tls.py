@@ -175,7 +175,7 @@ async def test_a_silent_server(handshake: bool) -> None:  # noqa: FBT001
     url = f"rediss://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     limits = {
         "connect_timeout": 0.2,
-        "operation_timeout": 1,
+        "operation_timeout": 2,
         "dangerously_skip_tls_verification": True,
     }
     try:
