@@ -38,8 +38,10 @@ _ERASED = 50
 """maximum number of tasks that one script call erases; each takes some tens of commands"""
 _BY_TAG = "tag"
 _POSITION = re.compile(
-    r"(?:z\d|J|scheduled|blocked|dead) -?[0-9.e+]{1,25}:[^\0]{1,300}"
-    r"|(?:[rs]?\d|done|expired|cancelled|discarded) \d{1,17}|tag \d{17}\0[^\0]{1,300}"
+    rb"(?:z\d|J|scheduled|blocked|dead) -?(?:inf|\d{1,17}(?:\.\d{1,17})?(?:e[+-]\d{1,2})?):.{0,400}"
+    rb"|[rs]?\d [1-9]\d{0,16}|[rs]\d \d{1,19}-[1-9]\d{0,18}"
+    rb"|(?:done|expired|cancelled|discarded) \d{1,17}|tag .{0,400}",
+    re.DOTALL,
 )
 """the positions that the script returns: the name of a section, and what its pages begin after"""
 
@@ -56,7 +58,7 @@ class RedisListing:
     ) -> TaskPage:
         query = Query(key=key, **filters)
         limit, by_tag = checked_page(limit), query.tag is not None
-        position = query.position(after, str) or ""
+        position = query.position(after, bytes) or b""
         if position and not _POSITION.fullmatch(position):
             raise InvalidInput("after", "a damaged cursor", "the field next of a page, unchanged")
         state, worker = query.state, query.worker
@@ -71,12 +73,11 @@ class RedisListing:
         looked = 0
         while True:
             most, step = limit - len(tasks), min(_STEP, LOOKED_AT - looked)
-            found, following, number = await self._run(
+            found, position, number = await self._run(
                 "list", key, _BY_TAG if state is None or by_tag else state, position, most, step, *rest
             )  # fmt: skip
             tasks += [_summary(key, answer) for answer in found]
             looked += number
-            position = following.decode()
             if not position or len(tasks) >= limit or looked >= LOOKED_AT:
                 break
         following = query.cursor(position) if position else None
@@ -154,7 +155,7 @@ def _summary(key: str, answer: list[Any]) -> TaskSummary:
     shown = error_of(state, _text(reason), failure)
     return TaskSummary(
         key=key,
-        task_id=name.decode(),
+        task_id=name.decode(errors="replace"),
         state=state,
         attempt=attempt,
         losses=losses,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+from math import inf, nan
 from random import Random
 from typing import Any
 
@@ -9,6 +11,7 @@ from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.partitions import after
 from taskqueue_conformance.selection import needs
+from taskqueue_core.authoring.listings import Query
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import TaskPage, TaskSummary, listing_of
 from taskqueue_core.capabilities.listing import LOOKED_AT
@@ -16,6 +19,11 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_core.tasks import State
 
 NAMES = tuple(f"t{number}" for number in range(7))
+_POSITIONS: tuple[object, ...] = (
+    *(None, True, -1, 2**64 - 1, inf, nan, "", "\0", "x" * 300, b"\xff", {}, ()),
+    *((0,), (-1, None), (2**63, None), (0, "x"), (nan,), (inf, -inf), ("~",), ("\0",), ((),)),
+)
+"""what a forged cursor may contain"""
 
 
 async def page_of(bench: Bench, state: State | None = State.WAITING, **query: Any) -> TaskPage:
@@ -256,12 +264,17 @@ class ListingSuite(Harness, needs=(Capability.LISTING,)):
             shown = await _shown_or_refused(bench, text)
             assert shown <= set(NAMES)
             assert text not in forged[:4] or not shown, "a forged cursor was accepted"
+        for state in (State.WAITING, State.IN_FLIGHT, State.SCHEDULED, State.DEAD, State.DONE):
+            for position, newest in product(_POSITIONS, (False, True)):
+                forgery = Query(key=KEY, state=state, newest=newest).cursor(position)
+                shown = await _shown_or_refused(bench, forgery, state=state, newest=newest)
+                assert shown <= set(NAMES if state is State.WAITING else ())
 
 
-async def _shown_or_refused(bench: Bench, cursor: str) -> set[str]:
+async def _shown_or_refused(bench: Bench, cursor: str, **query: Any) -> set[str]:
     """Return the ids on the page at a cursor; an empty set if the cursor is refused."""
     try:
-        page = await page_of(bench, after=cursor)
+        page = await page_of(bench, after=cursor, **query)
     except InvalidInput as error:
         if error.field != "after":
             raise

@@ -79,7 +79,7 @@ end
 local function of_set(set, is, place, priority)
   local name = q.name .. set
   return function(from, n)
-    local first, score, member = 0, string.match(from or '', '^(%-?[%d.e+]+):(.*)$')
+    local first, score, member = 0, string.match(from or '', '^([^:]+):(.*)$')
     if newest then
       local upto = score and rank_of(name, score, member) or call('ZCARD', name)
       first = math.max(0, upto - n)
@@ -102,6 +102,12 @@ local function of_set(set, is, place, priority)
   end
 end
 
+-- Returns the sequence number in the id of an entry; and the whole id, if another program has chosen it.
+local function fence_of(id) return string.match(id, '^%d+'), sub(id, -2) ~= '-0' and id end
+
+-- Returns the limit of a range that leaves out an entry. `place`: its sequence number, or the whole id.
+local function without(place) return '(' .. place .. (string.find(place, '-', 1, true) and '' or '-0') end
+
 -- Returns an item for an entry of a stream. `id` and `body` are fields of the entry.
 local function item_of(fence, fields, place, priority, token)
   local id, packed = fields[1], call('HGET', q.name .. '/t', fields[1])
@@ -120,10 +126,10 @@ local function of_stream(stream, priority)
     local first = q.sorted and '-' or last_delivered(name) -- in sorted lanes, entries before it may be waiting
     local entries
     if newest then
-      entries = call('XREVRANGE', name, from and '(' .. from .. '-0' or '+', first, 'COUNT', n)
+      entries = call('XREVRANGE', name, from and without(from) or '+', first, 'COUNT', n)
     else
       local passed = tonumber(string.match(first, '%d+'))
-      if from and tonumber(from) > (passed or 0) then first = '(' .. from .. '-0' end
+      if from and tonumber((fence_of(from))) >= (passed or 0) then first = without(from) end
       entries = call('XRANGE', name, first, '+', 'COUNT', n)
     end
     local held, items = {}, {}
@@ -133,8 +139,8 @@ local function of_stream(stream, priority)
       for i = 1, #pending do held[pending[i][1]] = true end
     end
     for i = 1, #entries do
-      local fence = sub(entries[i][1], 1, -3)
-      items[i] = held[entries[i][1]] and {fence} or item_of(fence, entries[i][2], place, priority)
+      local fence, foreign = fence_of(entries[i][1])
+      items[i] = (foreign or held[entries[i][1]]) and {foreign or fence} or item_of(fence, entries[i][2], place, priority)
     end
     return items, #entries < n
   end
@@ -145,7 +151,7 @@ end
 local function flying_before(name, upto, n, token)
   local summary = of_group('XPENDING', name, 'g')
   if not summary or tonumber(summary[1]) == 0 then return {}, true end
-  local lowest, highest = tonumber(sub(summary[2], 1, -3)), tonumber(sub(summary[3], 1, -3))
+  local lowest, highest = tonumber((fence_of(summary[2]))), tonumber((fence_of(summary[3])))
   if upto then highest = math.min(highest, tonumber(upto) - 1) end
   local few, width, crowded = -1, 1000000, nil
   for _ = 1, highest >= lowest and 60 or 0 do
@@ -177,11 +183,12 @@ local function of_flight(priority)
         if newest then
           some, complete = flying_before(name, from, each, tokens[i])
         else
-          some = flying(name, from and '(' .. from .. '-0' or '-', '+', each, tokens[i])
+          some = flying(name, from and '(' .. from .. '-18446744073709551615' or '-', '+', each, tokens[i])
           complete = #some < each
         end
         for j = 1, #some do
-          some[j] = {tonumber(sub(some[j][1], 1, -3)), stream, some[j][2]}
+          local fence, foreign = fence_of(some[j][1])
+          some[j] = {tonumber(fence), stream, some[j][2], foreign}
           entries[#entries + 1] = some[j]
         end
         if not complete then
@@ -197,10 +204,10 @@ local function of_flight(priority)
     end)
     local items = {}
     for i = 1, #entries do
-      local fence, stream, token = unpack(entries[i])
+      local fence, stream, token, foreign = unpack(entries[i])
       if limit and (newest and fence < limit or not newest and fence > limit) then break end
       if #items == n then return items, false end
-      local fields = fields_at(stream_of(q, stream, priority), text(fence))
+      local fields = not foreign and fields_at(stream_of(q, stream, priority), text(fence))
       items[#items + 1] = fields and item_of(text(fence), fields, stream == 's' and FRESH or AGAIN, priority, token) or {text(fence)}
     end
     return items, all
@@ -211,7 +218,7 @@ local function of_ends(is)
   local list = q.name .. LISTS[is]
   return function(from, n)
     local dropped, first, upto = tonumber(call('HGET', q.name, 'dropped' .. is)) or 0, 0, call('LLEN', list) - 1
-    local position_in = tonumber(from)
+    local position_in = from and math.min(tonumber(from), dropped + upto + 1)
     if newest then
       upto = math.min(upto, position_in and position_in - dropped - 1 or upto)
       first = math.max(0, upto - n + 1)
@@ -300,7 +307,8 @@ local function walk()
         if is_full() then return last end
         local own, id, r, due, token, size = unpack(items[j], 1, 6)
         look(id, r, due, token)
-        from, last, bytes = own, names[i] .. ' ' .. own, bytes + (size or 0)
+        from, bytes = own, bytes + (size or 0)
+        if #own <= 420 then last = names[i] .. ' ' .. own end -- a longer one, of another program, is no position
       end
     end
   end

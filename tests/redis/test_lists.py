@@ -1,0 +1,133 @@
+"""Lists of tasks in Redis: forged cursors, and keys that other programs have changed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+
+from taskqueue_core.authoring.listings import Query
+from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.tasks import State
+from taskqueue_redis import RedisBackend
+from tests.redis.backends import KEY, opened, publish, take
+from tests.redis.servers import RedisServer
+from tests.redis.test_damage import name_of
+
+SCORES = (
+    *("-", ".", "e", "1e400", "1e999", "--1", "1.2.3", "9" * 25, "1e+9e+9", "-9e+20", "+1"),
+    *("0", "17", "1764487057000000", "1.7e+15", "99999999999999999", "inf", "-inf", "-1"),
+    *("0-5", f"{'9' * 19}-9", f"{'9' * 20}-1", "17-0", "1-"),
+)
+SECTIONS = {
+    State.WAITING: ("z0", "z5", "r5", "s5", "J"),
+    State.IN_FLIGHT: ("5",),
+    State.SCHEDULED: ("scheduled",),
+    State.BLOCKED: ("blocked",),
+    State.DEAD: ("dead",),
+    State.DONE: ("done",),
+}
+
+FOREIGN = (b"x", b"\xff\x00\xff", b"\n", b"9" * 5000, b"", b"17:17", b"a\x00b\x00c")
+"""members that a page cannot begin after, that are no text, or that look like a position"""
+
+
+@pytest.fixture
+async def backend(redis_server: RedisServer, redis_prefix: str) -> AsyncIterator[RedisBackend]:
+    """A backend of the shared server."""
+    async with opened(redis_server.url, redis_prefix) as backend:
+        yield backend
+
+
+async def found(backend: RedisBackend, **query: Any) -> list[str]:
+    """Return the ids of the tasks on all pages of a list."""
+    names, after = list[str](), None
+    while True:
+        page = await backend.listing.tasks(KEY, after=after, limit=1, **query)
+        names += [task.task_id for task in page.tasks]
+        assert page.next is None or page.looked_at, "the walk does not advance"
+        after = page.next
+        if after is None:
+            return names
+
+
+def positions() -> Iterator[tuple[State, bool, bytes]]:
+    """Yield forged positions, with the list whose cursor contains them."""
+    for state, sections in SECTIONS.items():
+        for section, score, rest, newest in product(sections, SCORES, (":x", ""), (False, True)):
+            yield state, newest, f"{section} {score}{rest}".encode()
+
+
+async def test_forged_positions(backend: RedisBackend) -> None:
+    """U18, U29: a position that the script never returned is refused, or shows tasks of the same list."""
+    await publish(backend, "done", "dead", "flies", "waits")
+    await publish(backend, "later", not_before=backend.now() + 900)
+    async with backend.subscribe([KEY], "c") as consumer:
+        done, dead, _ = await take(consumer, 3)
+        await consumer.ack(done)
+        await consumer.dead_letter(dead, "broken")
+        expected = {state: set(await found(backend, state=state)) for state in SECTIONS}
+        shown, refused = dict.fromkeys(SECTIONS, 0), set[str | None]()
+        for state, newest, position in positions():
+            cursor = Query(key=KEY, state=state, newest=newest).cursor(position)
+            try:
+                page = await backend.listing.tasks(KEY, state=state, newest=newest, after=cursor)
+            except InvalidInput as error:
+                refused.add(error.field)
+                continue
+            assert {task.task_id for task in page.tasks} <= expected[state]
+            shown[state] += 1
+        assert refused == {"after"}
+        assert min(shown.values()) > 4
+
+
+async def test_foreign_members(backend: RedisBackend, redis_server: RedisServer) -> None:
+    """U18, U29: entries of another program are on no page, no walk fails, and maintenance removes those of tags."""
+    await backend.control.configure(KEY, QueueSettings(index=("user",)))
+    await publish(backend, "waits", tags=("user:1", "user:2"))
+    await publish(backend, "too", tags=("user:1",))
+    await publish(backend, "later", not_before=backend.now() + 900)
+    name = name_of(backend)
+    for member in FOREIGN:
+        for key, score in (("d", "inf"), ("d", "-1.5"), ("d", "-inf"), ("i", "0"), ("J", "3")):
+            prefix = b"user:1\0" if key == "i" else b""
+            redis_server.call("ZADD", f"{name}/{key}", score, prefix + member)
+        redis_server.call("HSET", f"{name}/I", member, member)
+        redis_server.call("RPUSH", f"{name}/l", member)
+        redis_server.call("XADD", f"{name}/s5", "*", member or b"?", member)
+        redis_server.call("XADD", f"{name}/s5", "*", member or b"?", member, "b", "c")
+    for newest in (False, True):
+        order = ["too", "waits"] if newest else ["waits", "too"]
+        assert await found(backend, state=State.WAITING, newest=newest) == order
+        assert await found(backend, state=State.SCHEDULED, newest=newest) == ["later"]
+        assert await found(backend, state=State.DONE, newest=newest) == []
+        assert await found(backend, tag="user:1", newest=newest) == order
+    await backend.control.maintain()
+    assert redis_server.call("ZCARD", f"{name}/i") == 3
+    assert sorted(redis_server.call("HKEYS", f"{name}/I")) == [b"too", b"waits"]
+
+
+@pytest.mark.parametrize("damage", ["missing", "lost", "changed"])
+async def test_damaged_tags(damage: str, backend: RedisBackend, redis_server: RedisServer) -> None:
+    """U18, U29: maintenance restores the tags of live tasks from their bodies, also what their index had."""
+    await backend.control.configure(KEY, QueueSettings(index=("user",)))
+    await publish(backend, "t", tags=("user:1", "other:1"))
+    name = name_of(backend)
+    if damage == "missing":
+        redis_server.call("DEL", f"{name}/I", f"{name}/i")
+    elif damage == "lost":
+        redis_server.call("HDEL", f"{name}/I", "t")
+    else:
+        redis_server.call("HSET", f"{name}/I", "t", "x")
+    assert await found(backend, tag="user:1") == []
+    assert await found(backend, state=State.WAITING) == ["t"]
+    for _ in range(2):
+        await backend.control.maintain()
+    assert await found(backend, tag="user:1") == ["t"]
+    (task,) = (await backend.listing.tasks(KEY, state=State.WAITING)).tasks
+    assert task.tags == ("user:1", "other:1")
+    assert redis_server.call("ZCARD", f"{name}/i") == 1
+    assert await backend.control.cancel(KEY, "t")
