@@ -9,7 +9,7 @@ from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import check_number, kind_of
 from taskqueue_core.tasks import State
-from taskqueue_core.workflows import WORKFLOWS, WorkflowStatus, is_workflow
+from taskqueue_core.workflows import WORKFLOWS, WorkflowState, WorkflowStatus, is_workflow
 
 __all__ = ["LISTED", "check_page", "read_page"]
 
@@ -53,13 +53,22 @@ async def read_page(
             WORKFLOWS, state=_IN_ORDER[place], after=cursor, limit=most, newest=True
         )
         names = [each.task_id for each in page.tasks if is_workflow(each.task_id)]
-        read = await gather_all(get(name) for name in names)
+        read = await gather_all(_status(get, name) for name in names)
         found |= dict(zip(names, read, strict=True))
         steps += sum([len(status.steps) for status in read if status is not None])
         cursor, calls = page.next, calls + 1
         place += cursor is None
     following = None if place == len(_IN_ORDER) else f"{place}.{cursor or ''}"
     return tuple([status for status in found.values() if status is not None]), following
+
+
+async def _status(
+    get: Callable[[str], Awaitable[WorkflowStatus | None]], name: str
+) -> WorkflowStatus | None:
+    try:
+        return await get(name)
+    except InvalidInput as error:  # it is damaged, or was stored by a later version
+        return WorkflowStatus(id=name, state=WorkflowState.HELD, problem=str(error))
 
 
 def _position(after: object) -> tuple[int, str | None]:

@@ -233,12 +233,15 @@ async def test_cancelled_before_it_is_expanded(backend: MemoryBackend) -> None:
 
 @pytest.mark.parametrize("payload", [b"null", b"[]", b'{"v":2}', b'{"workflow":"w"}', b'"x"'])
 async def test_damaged_payloads(backend: MemoryBackend, payload: bytes) -> None:
-    """U16: what is no workflow becomes a dead letter, or ends, and does not stop the others."""
+    """U16: what is no workflow becomes a dead letter, or ends; it does not stop the others, and lists show both."""
     await backend.publisher.publish(Task(key=WORKFLOWS, id="w", payload=payload))
     await Queue(backend).workflows.put(steps("a"), id="w2")
     assert await run(backend) == ["w2.a", "w2.end"]
     ledger = await backend.control.ledger(WORKFLOWS)
     assert (ledger.waiting, ledger.in_flight, ledger.scheduled) == (0, 0, 0)
+    listed = {each.id: each for each in (await Queue(backend).workflows.list()).workflows}
+    assert (listed["w2"].state, listed["w2"].problem) == (WorkflowState.ENDED, None)
+    assert listed["w"].problem is not None
 
 
 @pytest.mark.parametrize(

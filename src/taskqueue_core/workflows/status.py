@@ -129,7 +129,7 @@ class WorkflowSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     held_by: tuple[TaskRef, ...] = ()
     """the first dead letters that hold steps"""
     problem: str | None = None
-    """as `WorkflowStatus.problem`"""
+    """as `WorkflowStatus.problem`, or why the steps cannot be read; the state is ``held`` then"""
 
     @staticmethod
     def of(found: WorkflowStatus) -> WorkflowSummary:
