@@ -22,8 +22,9 @@ UNRECORDED = {
     "POST /v1/queues/{key}/statuses",
     "POST /v1/queues/{key}/results",
     "POST /v1/workflows/{id}/cancel",
+    "POST /v1/tasks/{key}/{id}/ticket",
 }
-"""Operations of applications, which are recorded only with a token of an operator, and one that changes nothing."""
+"""Operations of applications, which are recorded only with a token of an operator, and those that change nothing."""
 
 
 async def _dead(it: Running, *ids: str) -> None:
