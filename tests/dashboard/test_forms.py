@@ -6,7 +6,7 @@ import httpx2
 import pytest
 
 from taskqueue_core.after import After, TaskRef
-from taskqueue_core.capabilities import Order, QueueSettings
+from taskqueue_core.capabilities import Order, QueueSettings, audit_of
 from taskqueue_core.tasks import State
 from taskqueue_server.dashboard import settings_form
 from tests.dashboard.support import post
@@ -47,10 +47,10 @@ async def test_pausing(it: Running, client: httpx2.AsyncClient) -> None:
 async def test_pausing_a_tenant(it: Running, client: httpx2.AsyncClient) -> None:
     """U21: a tenant is paused and resumed on the page of a queue with fair order, also one without tasks so far."""
     control = it.context.control
-    assert "Another tenant" not in (await client.get("/queues/k")).text
+    assert "pause-tenant" not in (await client.get("/queues/k")).text
     await control.configure("k", QueueSettings(order=Order.FAIR))
     page = (await client.get("/queues/k")).text
-    assert "Another tenant" in page
+    assert "pause-tenant" in page
     form = {"what": "tenant", "tenant": "acme"}
     page = await followed(client, await post(client, "/queues/k/pause", **form, to="paused"))
     assert "Tasks of this tenant are accepted and wait." in page
@@ -59,6 +59,15 @@ async def test_pausing_a_tenant(it: Running, client: httpx2.AsyncClient) -> None
     page = await followed(client, await post(client, "/queues/k/pause", **form, to="resumed"))
     assert 'aria-label="Resume tenant acme"' not in page
     assert (await control.settings("k")).paused_tenants == ()
+    await control.configure("other", QueueSettings(order=Order.FAIR))
+    await it.publish("plain", key="fifo")
+    everywhere = form | {"everywhere": "true"}
+    page = await followed(client, await post(client, "/queues/k/pause", **everywhere, to="paused"))
+    assert "Paused in all queues with fair order: 2." in page
+    for key, paused in (("k", ("acme",)), ("other", ("acme",)), ("fifo", ())):
+        assert (await control.settings(key)).paused_tenants == paused
+    (entry,) = await audit_of(it.backend).entries(limit=1)
+    assert (entry.action, entry.key, entry.details) == ("pause", None, "tenant acme in 2 queues")
     wrong = await post(client, "/queues/k/pause", what="tenant", tenant="a/b", to="paused")
     assert (wrong.status_code, 'id="tenant-error"' in wrong.text) == (422, True)
 

@@ -12,6 +12,7 @@ import pytest
 from msgspec import structs
 
 from taskqueue_core import Every, Schedule, TaskRef, TaskTemplate, WorkflowStep
+from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.tasks import Task
 from taskqueue_server import dashboard
 from taskqueue_server.dashboard.pages import FILES, local_path
@@ -256,7 +257,7 @@ def test_next_is_local(asked: str | None) -> None:
 
 
 async def test_finding(it: Running, client: httpx2.AsyncClient) -> None:
-    """The search finds a task by key and id or by its id alone, and a queue by its name."""
+    """U18: the search finds a task by key and id, by its id alone or by a tag, and a queue by its name."""
     await it.publish("one", key="a")
     await it.publish("one", "two", key="b")
     for asked, found in (
@@ -270,7 +271,14 @@ async def test_finding(it: Running, client: httpx2.AsyncClient) -> None:
     several = await client.get("/find", params={"q": "one"})
     assert several.status_code == 200
     assert several.text.count('href="/tasks/') == 2
-    for nothing in ("what is this", "three", "~~"):
+    for key in ("a", "b"):
+        await it.context.control.configure(key, QueueSettings(index=("user",)))
+        await it.publish("alice", key=key, tags=("user:1",) if key == "a" else ("user:1", "user:2"))
+    one = await client.get("/find", params={"q": "user:2"})
+    assert one.headers["location"] == "/tasks/b/alice"
+    several = await client.get("/find", params={"q": "user:1"})
+    assert several.text.count('href="/tasks/') == 2
+    for nothing in ("what is this", "three", "~~", "user:3", "job:1"):
         assert (await client.get("/find", params={"q": nothing})).status_code in {303, 404}
 
 

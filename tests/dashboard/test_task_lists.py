@@ -145,6 +145,9 @@ async def test_the_tenants_of_a_queue(
     assert "of the first" not in page
     monkeypatch.setattr(tenants, "READ", 2)
     assert "of the first" in (await client.get("/queues/k?tenants=x")).text
+    await subscription.ack(running)
+    page = (await client.get("/queues/k?tenants=run_time")).text
+    assert re.findall(r'state=in_flight">0<[^\n]+?<td class="n">[0-9.]+ m?s<', page)
 
 
 async def test_erasure_of_a_tag(it: Running, client: httpx2.AsyncClient) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -14,6 +15,8 @@ _TIMES = 1000
 _KEYS = 1000
 _TENANTS = 200
 """maximum number of tenants per queue; further tenants are counted together"""
+RECENT = 20
+"""number of run times that are kept of each tenant"""
 
 
 class Percentiles(msgspec.Struct, frozen=True):
@@ -29,6 +32,21 @@ class TenantFlow(msgspec.Struct):
     published: int = 0
     delivered: int = 0
     done: int = 0
+    times: array[float] = msgspec.field(default_factory=lambda: array("f"))
+    """the last run times, in seconds, in any order"""
+
+    def acked(self, run_time: float) -> None:
+        """Count a task that is done."""
+        if len(self.times) < RECENT:
+            self.times.append(run_time)
+        else:
+            self.times[self.done % RECENT] = run_time
+        self.done += 1
+
+    @property
+    def run_time(self) -> float | None:
+        """The median of the last run times."""
+        return sorted(self.times)[(len(self.times) - 1) // 2] if self.times else None
 
 
 class ProcessGauges:
@@ -76,13 +94,13 @@ class ProcessGauges:
         for delivery, outcome in zip(deliveries, outcomes, strict=False):
             if outcome is not Settled.OK:
                 continue
-            task = delivery.task
+            task, run_time = delivery.task, max(0.0, now - delivery.delivered_at)
             if task.key in self._times or len(self._times) < _KEYS:
                 times = self._times.setdefault(task.key, [])
                 if len(times) < _TIMES:
-                    times.append(max(0.0, now - delivery.delivered_at))
+                    times.append(run_time)
             if task.tenant is not None:
-                self._flow(task).done += 1
+                self._flow(task).acked(run_time)
 
     def _flow(self, task: Task) -> TenantFlow:
         key = task.key if task.key in self._tenants or len(self._tenants) < _KEYS else self.OTHERS

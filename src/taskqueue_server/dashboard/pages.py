@@ -63,6 +63,8 @@ NOTICES: Mapping[str, str] = {
     "intake-resumed": "Intake resumed. New tasks are accepted again.",
     "tenant-paused": "Paused. Tasks of this tenant are accepted and wait.",
     "tenant-resumed": "Resumed. Tasks of this tenant are delivered again.",
+    "tenant-paused-everywhere": "Paused in all queues with fair order: {n}.",
+    "tenant-resumed-everywhere": "Resumed in all queues with fair order: {n}.",
     "saved": "Settings saved.",
     "purged": "Cancelled blocked, waiting and scheduled tasks: {n}.",
     "deleted": "Deleted. The queue and its settings no longer exist.",

@@ -15,10 +15,11 @@ from taskqueue_core.errors import (
 from taskqueue_core.queue_settings import by_operator, describe_change, pause_queue, pause_tenant
 from taskqueue_core.tasks import Ledger, QueueStats
 from taskqueue_server.dashboard import formatting, settings_form
+from taskqueue_server.dashboard.local_metrics import RECENT
 from taskqueue_server.dashboard.pages import path, poller_of, see_other
-from taskqueue_server.dashboard.settings_form import read_form
+from taskqueue_server.dashboard.settings_form import Form, read_form
 from taskqueue_server.dashboard.snapshot import StoreReading
-from taskqueue_server.dashboard.tenants import READ, tenants_of
+from taskqueue_server.dashboard.tenants import READ, pause_everywhere, tenants_of
 from taskqueue_server.dashboard.views import DashboardView
 from taskqueue_server.problems import ProblemError
 from taskqueue_server.routing.operations import RequestContext
@@ -41,21 +42,33 @@ async def pause(call: RequestContext) -> Response:
     if form.text("to") not in {"paused", "resumed"}:
         raise InvalidInput("to", "an unknown value", "paused or resumed")
     if what == "tenant":
-        tenant = form.text("tenant")
-        try:
-            await pause_tenant(call.context.control, key, tenant, paused=paused)
-        except InvalidInput as error:
-            return await _page(call, key, 422, errors={"tenant": str(error)})
-        prefix, details = "tenant-", f"tenant {tenant}"
-    else:
-        intake = what == "intake"
-        await pause_queue(call.context.control, key, intake=intake, paused=paused)
-        prefix, details = ("intake-", "intake") if intake else ("", "deliveries")
+        return await _pause_tenant(call, key, form, paused=paused)
+    intake = what == "intake"
+    await pause_queue(call.context.control, key, intake=intake, paused=paused)
     poller_of(call).outdate()
-    call.note("pause" if paused else "resume", key, details=details)
-    notice = prefix + ("paused" if paused else "resumed")
+    call.note("pause" if paused else "resume", key, details="intake" if intake else "deliveries")
+    notice = ("intake-" if intake else "") + ("paused" if paused else "resumed")
     back = path() if form.text("back") == "overview" else path("queues", key)
     return see_other(back, notice)
+
+
+async def _pause_tenant(call: RequestContext, key: str, form: Form, *, paused: bool) -> Response:
+    """Pause or resume a tenant in a queue, or in all with fair order."""
+    tenant, number = form.text("tenant"), None
+    try:
+        if form.text("everywhere") == "true":
+            number = await pause_everywhere(call, tenant, paused=paused)
+        else:
+            await pause_tenant(call.context.control, key, tenant, paused=paused)
+    except InvalidInput as error:
+        return await _page(call, key, 422, errors={"tenant": str(error)})
+    poller_of(call).outdate()
+    verb, notice = ("pause", "tenant-paused") if paused else ("resume", "tenant-resumed")
+    if number is not None:
+        call.note(verb, details=f"tenant {tenant} in {number} queues")
+        return see_other(path("queues", key), f"{notice}-everywhere", number)
+    call.note(verb, key, details=f"tenant {tenant}")
+    return see_other(path("queues", key), notice)
 
 
 async def settings(call: RequestContext) -> Response:
@@ -137,6 +150,7 @@ async def _page(
         limits=formatting.limits(reading.settings),
         tenants=await tenants_of(call, key, reading, snapshot),
         read=READ,
+        recent=RECENT,
         fair=reading.settings.order is Order.FAIR,
         since=poller.since,
         workers=[worker for worker in view.workers(snapshot) if key in worker.keys],

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from types import MappingProxyType
 
 import msgspec
 from starlette.responses import Response
 
 from taskqueue_core.application.encoding import shown_in_place
+from taskqueue_core.authoring.listings import tag_name
 from taskqueue_core.backend import Capability
-from taskqueue_core.capabilities import TaskDetail, has, listing_of
+from taskqueue_core.capabilities import TaskDetail, TaskSummary, has, listing_of
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.tasks import State, Task, TaskStatus
 from taskqueue_server.context.server import read_each
 from taskqueue_server.dashboard.pages import path, poller_of, render, see_other
 from taskqueue_server.dashboard.settings_form import read_form
+from taskqueue_server.dashboard.snapshot import StoreReading
 from taskqueue_server.dashboard.views import DashboardView
 from taskqueue_server.routing.operations import RequestContext
 
@@ -26,6 +29,8 @@ _SEARCHED, _AT_ONCE = 500, 16
 """maximum number of queues in which a task is looked for by its id alone, and how many of them at the same time"""
 _SHOWN = 4000
 """maximum number of characters that are shown of a payload or a result"""
+_TAGGED = 20
+"""maximum number of tasks with a tag that the search shows of each queue"""
 _BETWEEN = re.compile(r"[\s/,]+")
 
 
@@ -164,8 +169,27 @@ async def _is_workflow(call: RequestContext, name: str) -> bool:
     return found is not None and all(call.is_allowed(step.key) for step in found.steps)
 
 
+async def _by_id_or_tag(
+    call: RequestContext, readings: Mapping[str, StoreReading], names: Sequence[str], tag: str
+) -> list[TaskStatus | TaskSummary]:
+    """Return the tasks with an id, if there is only one name; otherwise the first ones with a tag, of each queue."""
+    found = list[TaskStatus | TaskSummary]()
+    if len(names) == 1:
+        ask = call.context.control.statuses
+        for answers in await read_each(lambda key: ask(key, names[0]), list(readings), _AT_ONCE):
+            found += filter(None, answers)
+    if not found and has(call.context.backend, Capability.LISTING):
+        listing = listing_of(call.context.backend)
+        keys = [k for k, reading in readings.items() if tag_name(tag) in reading.settings.index]
+        with suppress(InvalidInput):  # no tag, or no longer one that is indexed
+            look = partial(listing.tasks, tag=tag, limit=_TAGGED)
+            for page in await read_each(look, keys, _AT_ONCE):
+                found += page.tasks
+    return found
+
+
 async def find(call: RequestContext) -> Response:
-    """Find a task by key and id, a queue by key, or a task by id in `_SEARCHED` queues that the client may see."""
+    """Find a task by key and id, a queue by key, or tasks by id or tag in `_SEARCHED` visible queues."""
     requested = call.request.query_params.get("q", "").strip()
     names = [name for name in _BETWEEN.split(requested[:500]) if name]
     if len(names) in (1, 2):
@@ -182,14 +206,11 @@ async def find(call: RequestContext) -> Response:
         return see_other(path("queues", names[0]))
     if len(names) == 1 and await _is_workflow(call, names[0]):
         return see_other(path("workflows", names[0]))
-    statuses: list[TaskStatus] = []
-    if len(names) == 1:
-        ask = call.context.control.statuses
-        found = await read_each(lambda key: ask(key, names[0]), keys[:_SEARCHED], _AT_ONCE)
-        statuses = [status for (status,) in found if status is not None]
-    if len(statuses) == 1:
-        return see_other(path("tasks", statuses[0].key, statuses[0].task_id))
-    status = 200 if statuses or not requested else 404
+    readings = {key: snapshot.readings[key] for key in keys[:_SEARCHED]}
+    found = await _by_id_or_tag(call, readings, names, requested)
+    if len(found) == 1:
+        return see_other(path("tasks", found[0].key, found[0].task_id))
+    status = 200 if found or not requested else 404
     return await render(
-        call, "find.html", status, query=requested[:200], found=statuses, searched=bool(names)
+        call, "find.html", status, query=requested[:200], found=found, searched=bool(requested)
     )

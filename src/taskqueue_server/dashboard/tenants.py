@@ -8,9 +8,11 @@ from collections.abc import Callable
 import msgspec
 
 from taskqueue_core.backend import Capability
-from taskqueue_core.capabilities import TaskPage, has, listing_of
+from taskqueue_core.capabilities import Order, TaskPage, has, listing_of
 from taskqueue_core.errors import BackendUnavailable
+from taskqueue_core.queue_settings import pause_tenant
 from taskqueue_core.tasks import State
+from taskqueue_server.context.server import read_each
 from taskqueue_server.dashboard.local_metrics import TenantFlow
 from taskqueue_server.dashboard.pages import poller_of
 from taskqueue_server.dashboard.snapshot import Snapshot, StoreReading
@@ -22,6 +24,8 @@ _SHOWN = 50
 """maximum number of tenants, besides the paused ones"""
 _PAUSED = 200
 """maximum number of paused tenants"""
+_AT_ONCE = 20
+"""number of queues in which a tenant is paused at the same time"""
 
 
 class TenantRow(msgspec.Struct):
@@ -58,6 +62,7 @@ _ORDERS: dict[str, Callable[[TenantRow], float]] = {
     "oldest": lambda row: float("inf") if row.oldest is None else row.oldest,
     "waiting": lambda row: -row.waiting,
     "in_flight": lambda row: -row.in_flight,
+    "run_time": lambda row: -(row.flow.run_time or 0.0),
     "delivered": lambda row: -row.flow.delivered,
 }
 """the columns by which the table can be sorted; the first one is the default"""
@@ -118,3 +123,17 @@ async def _read(
         except BackendUnavailable:
             pass
     return TaskPage(), TaskPage()
+
+
+async def pause_everywhere(call: RequestContext, tenant: str, *, paused: bool) -> int:
+    """Pause or resume a tenant in all queues with fair order that the client may change. Return their number."""
+    control = call.context.control
+
+    async def change(key: str) -> bool:
+        if (await control.settings(key)).order is not Order.FAIR:
+            return False
+        await pause_tenant(control, key, tenant, paused=paused)
+        return True
+
+    keys = [key for key in await control.queues() if call.is_allowed(key, ("admin",))]
+    return sum(await read_each(change, keys, _AT_ONCE))
