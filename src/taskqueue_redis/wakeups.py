@@ -20,6 +20,8 @@ T = TypeVar("T")
 _PROMOTED_AT_ONCE = 1000
 _RETRY_SECONDS = 1.0
 """seconds after which a failed promotion of due tasks is retried"""
+_LINGER = 2.0
+"""seconds for which a channel is listened to after its last signal was closed"""
 
 
 def channel_of(
@@ -53,6 +55,8 @@ class Wakeups:
         """registered subscriptions by queue key, the least recently woken first"""
         self._signals: dict[str, dict[RedisRoomSignal, None]] = {}
         """open signals by channel"""
+        self._left: dict[str, asyncio.TimerHandle] = {}
+        """by channel without a signal, the timer that ends its subscription: most signals are soon opened again"""
         self._timers: dict[str, tuple[int, Timer]] = {}
         """by partition, the next due time in microseconds, and a timer for that time"""
         self._openings: dict[str, tuple[float, Timer]] = {}
@@ -93,11 +97,25 @@ class Wakeups:
         """Notify a signal of messages on its channels from now on. Return once no message can be missed."""
         for channel in signal.channels:
             self._signals.setdefault(channel, {})[signal] = None
+            self._keep(channel)
         await self._subscribe(signal.channels)
 
     def remove_signal(self, signal: RedisRoomSignal) -> None:
         """Stop notifying a signal."""
-        self._listener.ignore(*_remove(self._signals, signal.channels, signal))
+        loop = asyncio.get_running_loop()
+        for channel in _remove(self._signals, signal.channels, signal):
+            self._keep(channel)
+            if not self._closed:
+                self._left[channel] = loop.call_later(_LINGER, self._ignore, channel)
+
+    def _keep(self, channel: str) -> None:
+        """Do not end the subscription of a channel."""
+        if (timer := self._left.pop(channel, None)) is not None:
+            timer.cancel()
+
+    def _ignore(self, channel: str) -> None:
+        self._keep(channel)
+        self._listener.ignore(channel)
 
     async def _subscribe(self, channels: Iterable[str]) -> None:
         try:
@@ -155,6 +173,8 @@ class Wakeups:
         self._closed = True
         for _, timer in (*self._timers.values(), *self._openings.values()):
             timer.cancel()
+        for channel in tuple(self._left):
+            self._keep(channel)
         self._timers.clear()
         self._openings.clear()
         await self._tasks.aclose()

@@ -7,8 +7,10 @@ from collections.abc import Iterable
 
 import pytest
 
+from taskqueue_conformance.suites.streams import new
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.tasks import Received, Task
+from taskqueue_redis import wakeups
 from taskqueue_redis.subscription import RedisSubscription
 from tests.redis.backends import KEY, PATIENCE, counted_wakeups, opened, publish, take, until
 from tests.redis.conftest import MakeServer
@@ -113,6 +115,40 @@ async def test_connections_do_not_grow(make_server: MakeServer, redis_prefix: st
             assert all(found)
             assert few <= connections(server) <= 3
         await until(lambda: connections(server) == 0, "all connections are closed")
+
+
+async def test_a_reader_of_events_keeps_its_subscription(
+    make_server: MakeServer, redis_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """U19, D8: a reader that waits for one event after another subscribes once, and looks twice for each event.
+
+    Soon after its last wait nothing is subscribed.
+    """
+    with make_server() as server:
+        async with opened(server.url, redis_prefix) as backend:
+            signals, after = backend.streams._context.wakeups._signals, "1-1"
+            await publish(backend, "t")
+            async with backend.subscribe([KEY], "c") as subscription:
+                (delivery,) = await take(subscription, 1)
+                await backend.streams.append(new(delivery))
+                before = calls(server)
+                for first in range(1, 11):
+                    reading = asyncio.create_task(
+                        backend.streams.events(KEY, "t", after=after, wait=PATIENCE)
+                    )
+                    await until(lambda: bool(signals), "it waits")
+                    await backend.streams.append(new(delivery, first, first=first))
+                    page = await reading
+                    assert page is not None
+                    assert [event.value for event in page.events] == [b"%d" % first]
+                    after = page.next or after
+                    if first == 9:
+                        monkeypatch.setattr(wakeups, "_LINGER", 0.0)
+                spent = {name: n - before.get(name, 0) for name, n in calls(server).items()}
+                assert spent["cmdstat_subscribe"] == 1
+                assert spent["cmdstat_xrange"] <= 20 + 1
+                kept = f"{{{redis_prefix}*:events:*"
+                await until(lambda: not server.call("PUBSUB", "CHANNELS", kept), "none is left")
 
 
 async def woken(receive: asyncio.Task[Received]) -> list[str]:

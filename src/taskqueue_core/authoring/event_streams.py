@@ -116,9 +116,8 @@ async def wait_for_events(
 
     ``signal`` must fire when an event was added, and its time must be that of ``now``.
     """
-    page = await read()
-    if not wait or _is_news(page):
-        return page
+    if not wait:
+        return await read()
     end = now() + wait
     async with signal:
         page = await read()
