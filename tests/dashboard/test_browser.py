@@ -54,6 +54,13 @@ async def test_by_keyboard_alone(browser: Browser) -> None:
             await expect(page.get_by_role("button", name="Resume k")).to_be_focused()
             await page.keyboard.press("Enter")
             await expect(page.locator("#news").first).to_contain_text("delivered again")
+            await control_of(it.context.backend).configure(
+                "fair", QueueSettings(order=Order.FAIR, paused_tenants=("acme",))
+            )
+            await page.goto("/queues/fair")
+            await _tab_to(page, "Resume tenant acme")
+            await page.keyboard.press("Enter")
+            await expect(page.locator("#news").first).to_contain_text("delivered again")
             await page.keyboard.press("/")
             await page.keyboard.type("k dead-1")
             await page.keyboard.press("Enter")
