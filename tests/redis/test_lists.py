@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import product
 from typing import Any
 
@@ -15,7 +15,7 @@ from taskqueue_core.tasks import State
 from taskqueue_redis import RedisBackend
 from tests.redis.backends import KEY, opened, publish, take
 from tests.redis.servers import RedisServer
-from tests.redis.test_damage import name_of
+from tests.redis.test_damage import cut, name_of, remove
 
 SCORES = (
     *("-", ".", "e", "1e400", "1e999", "--1", "1.2.3", "9" * 25, "1e+9e+9", "-9e+20", "+1"),
@@ -42,11 +42,11 @@ async def backend(redis_server: RedisServer, redis_prefix: str) -> AsyncIterator
         yield backend
 
 
-async def found(backend: RedisBackend, **query: Any) -> list[str]:
+async def found(backend: RedisBackend, *, limit: int = 1, **query: Any) -> list[str]:
     """Return the ids of the tasks on all pages of a list."""
     names, after = list[str](), None
     while True:
-        page = await backend.listing.tasks(KEY, after=after, limit=1, **query)
+        page = await backend.listing.tasks(KEY, after=after, limit=limit, **query)
         names += [task.task_id for task in page.tasks]
         assert page.next is None or page.looked_at, "the walk does not advance"
         after = page.next
@@ -131,3 +131,59 @@ async def test_damaged_tags(damage: str, backend: RedisBackend, redis_server: Re
     assert task.tags == ("user:1", "other:1")
     assert redis_server.call("ZCARD", f"{name}/i") == 1
     assert await backend.control.cancel(KEY, "t")
+
+
+@pytest.mark.parametrize("damage", [remove, cut])
+async def test_tasks_with_damaged_records(
+    damage: Callable[[RedisServer, str, str], None],
+    backend: RedisBackend,
+    redis_server: RedisServer,
+) -> None:
+    """U18, U29: a task whose record is missing or damaged is listed by what else the store has of it."""
+    due = round(backend.now()) + 900
+    fields: dict[str, Any] = {"tenant": "acme", "tags": ("user:1",), "priority": 7}
+    await publish(backend, "dead", "flies", **fields)
+    await publish(backend, "first", "held", ordering_key="e", **fields)
+    await publish(backend, "later", not_before=due, **fields)
+    async with backend.subscribe([KEY], "c") as consumer:
+        dead, _ = await take(consumer, 2)
+        await consumer.dead_letter(dead, "broken")
+        for task in ("dead", "flies", "first", "held", "later"):
+            damage(redis_server, name_of(backend), task)
+        for state, tasks in (
+            (State.WAITING, ["first", "held"]),
+            (State.IN_FLIGHT, ["flies"]),
+            (State.SCHEDULED, ["later"]),
+            (State.DEAD, ["dead"]),
+        ):
+            listed = (await backend.listing.tasks(KEY, state=state)).tasks
+            assert [task.task_id for task in listed] == tasks
+            assert {(task.tenant, task.tags, task.state) for task in listed} == {
+                ("acme", ("user:1",), state)
+            }
+            assert {task.due_at for task in listed} == {due if state is State.SCHEDULED else None}
+            if state in (State.WAITING, State.IN_FLIGHT):  # the lane tells
+                assert listed[0].priority == 7
+
+
+async def test_pages_of_tasks_in_flight(backend: RedisBackend) -> None:
+    """U18: fresh and released tasks in flight, of one worker or of all, are in one order on pages of every size."""
+    names = [f"t{number:02}" for number in range(24)]
+    await publish(backend, *names)
+    async with backend.subscribe([KEY], "a") as a, backend.subscribe([KEY], "b") as b:
+        taken = await take(a, 20)
+        for delivery in taken[3:17]:
+            await a.redeliver(delivery)
+        of_b = [delivery.task.id for delivery in await take(b, 6)]
+        await take(a, 5)
+        running = names[:3] + names[17:20] + names[3:14]  # released ones became available later
+        assert of_b == names[3:9]
+        for worker, expected in (
+            (None, running),
+            ("a", [name for name in running if name not in of_b]),
+            ("b", of_b),
+        ):
+            for limit in (1, 2, 3, 7, 100):
+                query: dict[str, Any] = {"state": State.IN_FLIGHT, "worker": worker, "limit": limit}
+                assert await found(backend, **query) == expected
+                assert await found(backend, newest=True, **query) == expected[::-1]
