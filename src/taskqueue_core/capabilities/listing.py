@@ -18,6 +18,8 @@ from taskqueue_core.tasks import Failure, State, Task, TaskStatus
 
 LOOKED_AT = 3_000
 """maximum number of records that are read for one page, so that a page with a filter takes no longer than others"""
+_COUNTED = 10_000
+"""number of records after which `count_tagged` counts no more"""
 ERROR_CHARACTERS = 200
 """maximum number of characters of the error in a summary"""
 
@@ -165,10 +167,10 @@ class Listing(Protocol):
 async def count_tagged(listing: Listing, key: str, tag: str) -> Erasure:
     """Return what `Listing.erase` would erase.
 
-    If `Erasure.more` is true, only the first `LOOKED_AT` tasks were counted.
+    If `Erasure.more` is true, only the first 10,000 tasks were counted.
     """
     tasks, after, counted = dict[State, int](), None, 0
-    while counted < LOOKED_AT:
+    while counted < _COUNTED:
         page = await listing.tasks(key, tag=tag, after=after, limit=1000)
         for task in page.tasks:
             tasks[task.state] = tasks.get(task.state, 0) + 1
