@@ -29,6 +29,8 @@ PAYLOAD = {"path": "/srv/images/cat.png", "width": 320, "height": 200, "note": "
 BATCH = 100
 SECONDS = 300.0
 """maximum seconds that a workload waits for tasks before it is invalid"""
+PAUSE = float(os.environ.get("BENCHMARK_PAUSE", "0.1"))
+"""maximum seconds between two questions whether all tasks are settled"""
 WORKER = """
 from taskqueue_worker import Retry, Worker
 
@@ -174,7 +176,7 @@ async def _until(queue: Queue, key: str, state: str, total: int, tasks: int) -> 
         if passed > SECONDS:
             raise SystemExit(f"invalid: {number} of {total} tasks of {key} are {state}")
         rate = (tasks - left) / passed
-        await asyncio.sleep(min(0.1, max(0.002, left / rate / 2 if rate else 0.0)))
+        await asyncio.sleep(min(PAUSE, max(PAUSE / 50, left / rate / 2 if rate else 0.0)))
 
 
 AREAS = {
