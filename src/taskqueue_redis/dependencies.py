@@ -42,6 +42,8 @@ _NO_CHILD = "-"
 _RESULT = 8
 """place of the result in what ``after_lines`` returns for a line"""
 _LIVE = _NUMBERS[State.WAITING]
+_AGAIN = 11
+"""in place of a state: children of an earlier task of the same name are still to be informed"""
 
 
 class RedisDependencies:
@@ -90,8 +92,8 @@ class RedisDependencies:
             return  # lines may have come before
         await self._signal.wait(seconds)
 
-    async def register(self, *lines: Line) -> tuple[Report, ...]:
-        reports: dict[int, Report] = {}
+    async def register(self, *lines: Line) -> tuple[Report | None, ...]:
+        reports: dict[int, Report | None] = {}
 
         async def send(partition: str, places: Sequence[int]) -> None:
             items = [_registration(lines[place]) for place in places]
@@ -162,7 +164,9 @@ class RedisDependencies:
         await gather_all(send(partition, places) for partition, places in grouped.items())
 
 
-def _answer(line: Line, state: int, result: bytes, version: int) -> Report:
+def _answer(line: Line, state: int, result: bytes, version: int) -> Report | None:
+    if state == _AGAIN:
+        return None
     assert line.child is not None  # noqa: S101 - a line ``register`` has a child
     return Report(
         parent=line.parent,

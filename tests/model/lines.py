@@ -90,9 +90,8 @@ class Lines(Waits):
                 result = said.result if wanted == "1" else b""
                 told.append([_STATES.index(said.state), result, said.version])
             else:
-                told.append(
-                    [int(self.is_later(parent, self.tasks.get(named(parent)))), b"", version]
-                )
+                later = self.is_later(parent, self.tasks.get(named(parent)))
+                told.append([11 * later, b"", version])
             self.read += len(told[-1][1])
         return told
 

@@ -102,6 +102,9 @@ async def test_a_parent_that_is_retried_after_its_end(
             await consumer.ack(await one(consumer, "p"))
             await backend.publisher.schedule_retry(Task(key=KEY, id="p"), backend.now() - 1)
             await publish(backend, Task(key=KEY, id="late", after=after("p")))
+            assert await backend.dependencies.register(*await backend.dependencies.lines(1)) == (
+                None,
+            )  # not before the children of the first one were informed
             assert await carry(backend.dependencies) == 15
             assert await state(backend, "late") is State.BLOCKED
             taken = {each.task.id: each for each in await take(consumer, 31)}

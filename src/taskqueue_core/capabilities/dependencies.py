@@ -134,8 +134,8 @@ class Dependencies(Protocol):
     async def register(self, *lines: Line) -> tuple[Report | None, ...]:
         """Store the notes of lines ``register`` at their parents, and return a report for each line, in order.
 
-        ``None`` in place of a report means that the part of the store that may have the parent is unavailable: the line
-        must be registered again later.
+        ``None`` in place of a report means that the part of the store that may have the parent is unavailable, or that
+        it still has to inform children of an earlier task with the parent's name: the line must be registered again.
 
         For a parent that is live or a dead letter, the step stores the note; the state of the report is the parent's.
         For a parent that has ended, the report has its state and its result. If its partition does not know the parent,

@@ -1,7 +1,7 @@
 --@ base room queue states record counts streams flow tenants lanes cold kin damage journal places events ends after
 -- Notes children at their parents. ARGV: per child: parent, child, entry of the child, "1" if it wants the result.
--- Returns per child {state of the parent (0 if it is not known, 10 if it is in flight), result ("" for none), version}; only
--- for the first ones if the results are large.
+-- Returns per child {state of the parent (0 if it is not known, 10 if it is in flight, 11 if the child must be registered
+-- again), result ("" for none), version}; only for the first ones if the results are large.
 lift_refusal()
 local answers, version = {}, next_number()
 for at = 3, #ARGV, 4 do
@@ -24,8 +24,8 @@ for at = 3, #ARGV, 4 do
     end
     if said then
       answer = {said.s, wanted and said.r or '', said.v}
-    elseif later then -- the child asks again, see `ask_again`
-      answer = {WAITING, '', version}
+    elseif later then -- it is not noted yet
+      answer[1] = 11
     end
   end
   bytes = bytes + #answer[2]
