@@ -56,7 +56,9 @@ def _count(area: str, tree: Path, tasks: int) -> dict[str, int]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="taskqueue-count-")))
         variables = {**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONHASHSEED": "0"}
-        variables["BENCHMARK_PAUSE"] = "10"  # valgrind is slow; more questions would cost more than the tasks
+        variables["BENCHMARK_PAUSE"] = (
+            "10"  # valgrind is slow; more questions would cost more than the tasks
+        )
         if "redis" in area:
             variables["TASKQUEUE_REDIS_URL"] = stack.enter_context(RedisServer()).url
         words = [sys.executable, str(HERE / "workloads.py"), area, str(tasks)]
