@@ -110,6 +110,8 @@ class ScheduleFiresSuite(Harness, needs=(Capability.SCHEDULES,)):
         assert [one.result for one in after.recent] == _STATUSES
         assert after.next_at is None
         await bench.expect(waiting=3)
+        done = await fire(bench, await put(bench, key=OTHER, name="other"), "t1", "t1")
+        assert [answer.status for answer in done.confirmations] == _STATUSES[:2], "of one step"
 
     @needs(Capability.UNIQUE)
     async def test_overlap(self, bench: Bench) -> None:
@@ -148,6 +150,12 @@ class ScheduleFiresSuite(Harness, needs=(Capability.SCHEDULES,)):
         done = await fire(bench, stored, next_at=bench.now + 60)
         assert [answer.status for answer in done.confirmations] == [Published.ACCEPTED]
         await bench.expect(waiting=2)
+        later = await put(bench, name="later", next_at=bench.now + 30)
+        await fire(bench, later, "t2")
+        due = await schedules_of(bench.backend).due(9)
+        assert near(due.next_at, later.next_at or 0.0), (
+            "a refusal must not make a schedule due early"
+        )
 
     @needs(Capability.FLOW, Capability.CONTROL)
     async def test_last_refusal(self, bench: Bench) -> None:

@@ -95,8 +95,9 @@ def fire_step(
 
 def due_again(fire: Fire, after: StoredSchedule, now: float) -> float | None:
     """Return when a schedule is due after a step that was not stale; ``None`` for never."""
-    waits = fire.planned_for is not None and after.next_at == fire.planned_for
-    return now + RETRY_SECONDS if waits else after.next_at
+    if fire.planned_for is None or after.next_at != fire.planned_for:
+        return after.next_at
+    return max(now + RETRY_SECONDS, fire.planned_for)
 
 
 def _outcomes(fire: Fire, answers: list[Confirmation], now: float) -> list[Outcome]:

@@ -60,7 +60,9 @@ while at <= #ARGV and not full do
       if not refused then refused = next_at == present and refusal or '' end
     end
     if changed or refused ~= refusal then change_schedule(field, version, next_at, outcomes, refused) end
-    if planned ~= '' and (not changed or next_at == planned) then call('ZADD', DUE, text(now + LATER), field) end
+    if planned ~= '' and (not changed or next_at == planned) then
+      call('ZADD', DUE, text(math.max(now + LATER, tonumber(planned))), field)
+    end
     answers[#answers + 1] = published
   end
   at = at + 3 * n

@@ -51,7 +51,7 @@ local function publish_copies(bound, id, about, body)
   for i = 1, #replacing do
     local q, held, r = unpack(replacing[i])
     replace(q, held, r, id, known[q], rare, about, body)
-    q.copied = true
+    q.stored = true
   end
   full = full or bytes >= BYTES or sharers >= SHARERS
   if #lacking == 0 then return answers.replaced or answers.duplicate or answers.not_unique, full end
@@ -62,7 +62,7 @@ local function publish_copies(bound, id, about, body)
     local record, many = publish_unusual(q, id, sub(about, 1, 8), sub(about, 9, 9), body, about)
     full = full or many
     call('HSET', q.name .. '/t', id, record)
-    q.fresh, q.published, q.copied = q.fresh + 1, q.published + 1, true
+    q.fresh, q.published, q.stored = q.fresh + 1, q.published + 1, true
   end
   return position, full or bytes >= BYTES
 end

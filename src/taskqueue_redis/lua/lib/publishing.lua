@@ -22,7 +22,7 @@ local function publish_tasks(q, at, n, answers)
   local ids, full = {}, false
   for i = 1, n do ids[i] = ARGV[at + 3 * (i - 1)] end
   if q.due <= now then rarely().promote_before(q) end -- before the records are read
-  local records = (q.known or q.copied) and call('HMGET', q.name .. '/t', unpack(ids))
+  local records = (q.known or q.stored) and call('HMGET', q.name .. '/t', unpack(ids))
   local written, filled, places, answered, changing = {}, 0, {}, #answers, false
 
   for i = 1, n do
@@ -71,7 +71,7 @@ local function publish_tasks(q, at, n, answers)
         filled = filled + 2
         places[id] = filled
       end
-      q.fresh = q.fresh + 1
+      q.fresh, q.stored = q.fresh + 1, true
     end
     answers[answered + i] = answer
     if full then break end
