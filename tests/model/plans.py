@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.model.firing import Bounds
 from tests.model.players import Plan, Todo
 
 _ACK = ("ack",)
@@ -37,3 +38,23 @@ LARGE = SMALL | {
 }
 """Bounds of the explorations on demand: up to three tasks, two queues, two workers, one crash, one lost answer and one
 failover. They take some minutes."""
+
+FIRING = {
+    "a schedule that makes up for all": Bounds(),
+    "a schedule whose queue is full": Bounds(capacity=1, late=1, repeated=0),
+    "a schedule that makes up for the last": Bounds(catch_up="last", late=2),
+    "a schedule without overlap, changed twice": Bounds(
+        "none", is_unique=True, changes=2, repeated=0
+    ),
+}
+"""Bounds of the explorations of schedules in a test run"""
+
+FIRING_LARGE = FIRING | {
+    "a full queue, requests that arrive again": Bounds(capacity=1, late=1),
+    "a schedule that makes up for the last of four": Bounds(catch_up="last", late=2, instants=4),
+    "a full queue, changed twice": Bounds(capacity=1, late=2, instants=4, changes=2),
+    "no overlap, requests that arrive again": Bounds(
+        is_unique=True, instants=5, repeated=2, changes=2
+    ),
+}
+"""Bounds of the explorations of schedules on demand"""

@@ -14,14 +14,12 @@ from typing import Any
 from tests.model.answers import COUNTED, error_of, normal, plain, walked
 from tests.model.books import OVER, Flow, Name, Record, Terms
 from tests.model.deliveries import Gone, Late
+from tests.model.fires import Fires
 from tests.model.kin import linked_as, published, shown
-from tests.model.lines import Lines
 from tests.model.spec import Retry
 from tests.model.tracing import Call
 from tests.model.unique import Publish, Unique
 
-_PARENTS = 1000
-"""number of parents after which a publish leaves further tasks to the next call"""
 _FLOWS = 6
 """number of limits that the specification covers; the remaining ones concern time and order"""
 
@@ -30,7 +28,7 @@ class Mismatch(AssertionError):
     """An answer of Redis differs from the specification's."""
 
 
-class Replay(Lines):
+class Replay(Fires):
     """The specified state of one partition; `take` applies one recorded call after the other."""
 
     def __init__(self) -> None:
@@ -79,7 +77,7 @@ class Replay(Lines):
             told += self.publish(key, [])  # promotes due tasks first
             for n in range(2, 2 + 3 * number, 3):
                 told.append(self.store(key, words[n], words[n + 1], words[n + 2]))
-                if self.looked >= _PARENTS:
+                if self.ends_early:
                     return told
             del words[: 2 + 3 * number]
         return told
@@ -149,6 +147,7 @@ class Replay(Lines):
         told = self.receive(
             token, int(turn), int(limit), look=look == "1", asked=asked, order=tuple(order)
         )
+        self.sign_of_life(token)
         return [
             self.now,
             told.due or "",
@@ -183,6 +182,7 @@ class Replay(Lines):
         for (key, _), r in self.pending(token, int(turn)):
             if (r.lane + key, r.fence) > (after, int(fence or 0)):
                 lanes.setdefault(r.lane + key, []).append((r.fence, r.token))
+        self.sign_of_life(token)
         page, left, following = list[Any](), int(most), list[Any]()
         for lane, receipts in sorted(lanes.items()):
             some = sorted(receipts)[:left]

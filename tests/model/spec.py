@@ -19,6 +19,10 @@ _PROMOTED = 500
 """maximum number of due tasks that a publish makes available first"""
 
 
+_LATE = 250_000
+"""microseconds after which a receive counts as a heartbeat"""
+
+
 class Retry(NamedTuple):
     """Arguments of a retry. ``fence`` and ``token`` identify the delivery that it settles, if any."""
 
@@ -137,6 +141,12 @@ class Spec(UniqueKeys):
         """Register a consumer."""
         known = self.consumers.get(token) or Consumer(worker, tuple(keys))
         self.consumers[token] = known._replace(beat=self.real)
+
+    def sign_of_life(self, token: str) -> None:
+        """Take a receive for a heartbeat if the last one was long ago."""
+        consumer = self.consumers[token]
+        if self.real - consumer.beat > _LATE:
+            self.consumers[token] = consumer._replace(beat=self.real)
 
     def beat(self, tokens: Iterable[str]) -> list[str]:
         """Record heartbeats of consumers; return the tokens of those that are no longer registered."""

@@ -15,10 +15,11 @@ from taskqueue_core.errors import LeaseLost, QueueInUse
 from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import Delivery, Task
 from taskqueue_redis import RedisBackend, receiver
-from tests.chaos.cases import SEEDS, passed, small
+from tests.chaos.cases import CHAOS, SEEDS, passed, small
 from tests.chaos.nemesis import schedule
+from tests.chaos.seeded import scenario
 from tests.model.replay import Mismatch, replay
-from tests.model.traced import TracedWorld
+from tests.model.traced import TracedFlow, TracedWorld
 from tests.model.tracing import Call, install, traces
 from tests.redis.backends import opened
 from tests.redis.engines import find_engine
@@ -42,8 +43,21 @@ async def test_every_call_of_a_chaos_run(folder: Path, seed: int) -> None:
     shape = small(tasks=600, limits=_LIMITS if menu == "limits" else {})
     async with TracedWorld(folder, shape, seed=seed) as world:
         passed(await world.run(faults))
-        assert world.replayed.compared > 300
+        assert world.compared > 300
         altered_traces_are_found(world.calls)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "menu",
+    ["schedules", *(pytest.param(menu, marks=CHAOS) for menu in ("release", "held", "full"))],
+)
+async def test_every_call_of_workflows_and_schedules(folder: Path, menu: str) -> None:
+    """U13, U16, fault M3: all script calls of three servers that are killed match the model, in four partitions."""
+    async with TracedFlow(folder, menu=menu, seed=1) as world:
+        passed(await world.run(scenario(1, menu).faults))
+        assert world.compared > 1000
+        assert world.fired > 30
 
 
 def altered_traces_are_found(calls: list[Call]) -> None:
@@ -98,6 +112,10 @@ class PlainWorkload(Workload):
         """Run maintenance instead."""
         await self.maintain()
 
+    async def erase(self) -> None:
+        """Run maintenance instead."""
+        await self.maintain()
+
     async def doubt(self) -> None:
         """Let a consumer list what it has in flight, as after a lost answer."""
         consumer = await self.consumer()
@@ -110,11 +128,13 @@ class PlainWorkload(Workload):
             await self.backend.control.delete(self.chance.choice((*KEYS, "delta")))
 
     async def look(self) -> None:
-        """Read results, statuses and dead letters."""
+        """Read results, statuses, dead letters and schedules."""
         key, ids = self.key(), [str(n) for n in range(IDS)]
         await self.backend.control.results(key, *ids)
         await self.backend.control.statuses(key, *ids)
         await self.backend.dead_letters.list(key)
+        await self.backend.schedules.get("t")
+        await self.backend.schedules.list(after="s")
 
     async def pause(self) -> None:
         """End all tasks, delete a queue, and advance the clock by days, so that queues are removed; rarely.
@@ -231,4 +251,7 @@ async def test_every_call_of_any_workload(
         end()
     assert replayed.compared > 0.6 * steps
     assert replayed.replacements > 10
-    assert kind is PlainWorkload or replayed.filled > 5
+    if kind is LargeWorkload:
+        assert replayed.filled > 5
+    else:
+        assert replayed.fired > 20

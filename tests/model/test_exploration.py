@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.model.broken import MISTAKES, Hasty
-from tests.model.explore import explore
-from tests.model.plans import SMALL
+from tests.model.broken_firing import FIRING_MISTAKES
+from tests.model.explore import Explored, explore
+from tests.model.firing import Firing
+from tests.model.plans import FIRING, SMALL
 from tests.model.players import Plan, Todo
+from tests.model.schedules import Schedules
 from tests.model.small import Small
 from tests.model.spec import Spec
 
@@ -35,11 +38,30 @@ def test_every_law_holds_in_every_state(name: str) -> None:
 def test_each_mistake_is_found(mistake: type[Spec]) -> None:
     """Fault M2: a specification with a mistake is found to break the expected rule, and the shortest path is shown."""
     plan, rule = MISTAKES[mistake]
-    found = explore(Small(plan, mistake))
+    is_found(explore(Small(plan, mistake)), rule)
+
+
+def is_found(found: Explored, rule: str) -> None:
+    """Assert that the shortest path to a state that breaks a rule was found."""
     *steps, broken = found.counterexample.splitlines() or [""]
     assert broken.startswith(f"{rule}:"), found.counterexample
     assert len(steps) == found.depth
     assert steps[0].startswith("   1. ")
+
+
+@pytest.mark.parametrize("name", FIRING)
+def test_each_instant_is_fired_once_in_every_state(name: str) -> None:
+    """U13, U14, fault M2: with repeated requests, changes and full queues, each instant is over exactly once."""
+    found = explore(Firing(FIRING[name]))
+    assert not found.counterexample, f"\n{found.counterexample}"
+    assert found.states > 500
+
+
+@pytest.mark.parametrize("mistake", FIRING_MISTAKES, ids=lambda mistake: str(mistake.__name__))
+def test_each_mistake_of_schedules_is_found(mistake: type[Schedules]) -> None:
+    """U13, fault M2: a specification of schedules with a mistake is found to break the expected rule."""
+    bounds, rule = FIRING_MISTAKES[mistake]
+    is_found(explore(Firing(bounds, mistake)), rule)
 
 
 def test_a_way_can_be_read() -> None:

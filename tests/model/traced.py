@@ -1,14 +1,13 @@
-"""A chaos run whose recorded script calls are compared with the specification at its end."""
+"""Chaos runs whose recorded script calls are compared with the specification at their end."""
 
 from __future__ import annotations
 
 from typing import Any, Self
 
+from tests.chaos.flowing import Flowing
 from tests.chaos.world import Outcome, World
-from tests.model.replay import Replay, replay
+from tests.model.replay import replay
 from tests.model.tracing import TRACED, Call, install, traces
-
-_PARTITION = "{chaos:0}"
 
 
 class TracedWorld(World):
@@ -18,7 +17,9 @@ class TracedWorld(World):
         super().__init__(*arguments, **more)
         self.more[TRACED] = "1"
         self.calls: list[Call] = []
-        self.replayed = Replay()
+        """the calls of the first partition"""
+        self.compared = self.fired = 0
+        """number of calls that were compared, and of instants that were fired"""
         self._end = install()
 
     async def __aenter__(self) -> Self:
@@ -37,6 +38,14 @@ class TracedWorld(World):
     async def judge(self) -> Outcome:
         """Run the checker, then compare all calls. Raises `Mismatch` if an answer differs from the specification's."""
         outcome = await super().judge()
-        self.calls = list(traces(self.redis, _PARTITION))
-        self.replayed = replay(self.calls)
+        for number in range(self.credentials.get("partitions", 1)):
+            calls = list(traces(self.redis, f"{{chaos:{number}}}"))
+            self.calls = self.calls or calls
+            replayed = replay(calls)
+            self.compared += replayed.compared
+            self.fired += replayed.fired
         return outcome
+
+
+class TracedFlow(TracedWorld, Flowing):
+    """The same for a run with workflows and schedules."""

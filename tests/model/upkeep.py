@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.model.books import OVER, Name, Record
-from tests.model.spec import Spec
+from tests.model.schedules import Schedules
 
 _LARGE = 4096
 """from which size a body makes the reads of its queue small"""
@@ -15,7 +15,7 @@ _QUEUE_TTL = 86_400_000_000
 """microseconds after which an unused queue without settings is removed"""
 
 
-class Upkeep(Spec):
+class Upkeep(Schedules):
     """The parts of the specification that the small models do not use."""
 
     def __init__(self) -> None:

@@ -17,6 +17,8 @@ _MOST = 250
 """the same, for one call"""
 _INPUTS = 262_144
 """maximum number of bytes of all inputs of a task"""
+_PARENTS = 1000
+"""number of parents after which a call leaves further tasks to the next one"""
 STAYS = ("dead", "alive")
 """reports after which the children stay noted, because the parent may change again"""
 
@@ -50,6 +52,11 @@ class Waits(Upkeep):
         """number of parents that the current call has looked at"""
         self.result = b""
         """result of the task that is acked at the moment"""
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether the call leaves further tasks to the next one."""
+        return self.looked >= _PARENTS
 
     def next_number(self) -> int:
         """Return a number that is higher than all earlier ones."""

@@ -10,9 +10,9 @@ import pytest
 
 from taskqueue_conformance.suites.streams import new
 from taskqueue_core.after import After, OnDead, TaskRef, When
-from taskqueue_core.capabilities import Order
+from taskqueue_core.capabilities import Fire, Order, Run, Skip, StoredSchedule
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.errors import InvalidInput, LeaseLost
+from taskqueue_core.errors import InvalidInput, LeaseLost, SettingsConflict
 from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import Delivery, Task
 from taskqueue_core.uniqueness import Debounce, UniqueKey
@@ -61,7 +61,7 @@ class Workload:
             self.publish, self.publish, self.receive, self.receive, self.ack, self.ack, self.redeliver, self.lose,
             self.bury, self.retry, self.retry_by_id, self.cancel, self.purge, self.redrive, self.maintain, self.wait,
             self.leave, self.fall_silent, self.adopt, self.progress, self.limit, self.reschedule,
-            self.carry, self.close, self.stream, self.erase,
+            self.carry, self.close, self.stream, self.erase, self.put, self.fire, self.fire, self.remove,
         ]  # fmt: skip
 
     def key(self) -> str:
@@ -84,23 +84,25 @@ class Workload:
         return self.chance.choice(self.consumers)
 
     async def publish(self) -> None:
-        """Publish a few tasks: some with known ids, some scheduled, some with a deadline."""
-        now, chance, tasks = self.clock.now(), self.chance, []
-        for _ in range(chance.randint(1, 8)):
-            later = now + chance.uniform(0, 5) if chance.random() < 0.3 else None
-            end = now + chance.uniform(1, 9) if chance.random() < 0.3 else None
-            entity = chance.choice((None, None, "e", "f")) if self.orders else None
-            number = chance.randrange(IDS)
-            tasks.append(
-                Task(
-                    key=self.key(), id=str(number), priority=chance.choice((0, 5, 5, 9)),
-                    not_before=later, deadline=end, tenant=chance.choice((None, "a", "b", "c")),
-                    ordering_key=entity, unique=self.unique(timed=later is not None or entity is not None),
-                    after=self.after(number), batch=self.batch(),
-                    tags=("user:1",) if chance.random() < 0.1 else (),
-                )
-            )  # fmt: skip
+        """Publish a few tasks."""
+        tasks = [self.task(self.key()) for _ in range(self.chance.randint(1, 8))]
         await self.backend.publisher.publish(*tasks)
+
+    def task(self, key: str) -> Task:
+        """Return a random task: its id may be known, it may be scheduled, have a deadline, or wait for others."""
+        now, chance = self.clock.now(), self.chance
+        later = now + chance.uniform(0, 5) if chance.random() < 0.3 else None
+        end = now + chance.uniform(1, 9) if chance.random() < 0.3 else None
+        entity = chance.choice((None, None, "e", "f")) if self.orders else None
+        number, content = chance.randrange(IDS), chance.choice((None, None, b"1", b"2"))
+        return Task(
+            key=key, id=str(number), priority=chance.choice((0, 5, 5, 9)),
+            not_before=later, deadline=end, tenant=chance.choice((None, "a", "b", "c")),
+            ordering_key=entity, unique=self.unique(timed=later is not None or entity is not None),
+            after=self.after(number), batch=self.batch(), content_digest=content and 16 * content,
+            payload=str(chance.random()).encode() if content else b"null",
+            tags=("user:1",) if chance.random() < 0.1 else (),
+        )  # fmt: skip
 
     def unique(self, *, timed: bool = True) -> UniqueKey | None:
         """Return a random unique key, or none; with a debounce only if the task has no time or order of its own."""
@@ -137,6 +139,48 @@ class Workload:
             if self.waits and chance.random() < 0.1
             else None
         )
+
+    async def put(self) -> None:
+        """Store a schedule, or change, pause or resume one."""
+        now, chance = self.clock.now(), self.chance
+        schedule = StoredSchedule(
+            key=self.key(), name=chance.choice("st"), spec=chance.choice((b"1", b"2")),
+            next_at=chance.choice((None, now - 3, now, now + 1)),
+        )  # fmt: skip
+        with contextlib.suppress(SettingsConflict):
+            await self.backend.schedules.put(
+                schedule,
+                version=chance.choice((None, None, None, 0, 3)),
+                keep_next=chance.random() < 0.3,
+            )
+
+    async def fire(self) -> None:
+        """Fire schedules that are due, and some that are not; some twice, some by a plan that is stale."""
+        chance, schedules = self.chance, self.backend.schedules
+        due = await schedules.due(chance.randint(1, 4))
+        found = [*due.schedules, *await schedules.list(limit=1)]
+        fires = [self.planned(each, due.now) for each in found]
+        await schedules.fire(*fires, *fires[: chance.randint(0, 1)])
+
+    def planned(self, stored: StoredSchedule, now: float) -> Fire:
+        """Return a random plan for a schedule."""
+        chance = self.chance
+        at = now if stored.next_at is None else stored.next_at
+        runs = (Run(at + n, self.task(stored.key)) for n in range(chance.choice((0, 1, 1, 1, 3))))
+        return Fire(
+            key=stored.key,
+            name=stored.name,
+            version=stored.version - (chance.random() < 0.1),
+            planned_for=chance.choice((at, at, at, at, None, at + 1)),
+            runs=tuple(runs),
+            skipped=(Skip(at - 2, "late", 2),) if chance.random() < 0.3 else (),
+            next_at=chance.choice((None, at, now + 1, now + 2)),
+        )
+
+    async def remove(self) -> None:
+        """Delete a schedule, which may be unknown; rarely."""
+        if self.chance.random() < 0.3:
+            await self.backend.schedules.delete(self.key(), self.chance.choice("st"))
 
     async def stream(self) -> None:
         """Append events to some deliveries, some of which have ended, and read those of a task."""
