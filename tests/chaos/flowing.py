@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from tests.chaos.nemesis import Fault, unleash
 from tests.chaos.points import Points
 from tests.chaos.replicas import Replicas
 from tests.chaos.world import CONFIG, Outcome, Shape
+from tests.chaos.zones import Passage
 from tests.redis.clocks import WallClock
 from tests.redis.engines import find_engine
 from tests.redis.servers import RedisServer
@@ -48,6 +49,7 @@ _SECONDS = 7
 _ROOM = 2
 """number of fresh tasks for which the queue of schedules has room while it is kept full"""
 _HOUR = 3600.0
+_WEEK = 168 * _HOUR
 _MOVING = frozenset({"shards", "migration"})
 """runs in which schedules move between queues or stores"""
 _STEPS = {"adding": "thread", "process": "process"}
@@ -83,6 +85,8 @@ class Flowing(Replicas):
         self._clock = WallClock(folder) if menu == "clock" else None
         if self._clock is not None:
             self._clock.set(_HOUR if self.seed % 2 else -_HOUR)
+        self._passage = Passage(folder, self.redis, self.seed) if menu == "zones" else None
+        self._passing: asyncio.Task[None] | None = None
 
     async def raise_store(self) -> None:
         """Start Redis, and the one to which the run migrates."""
@@ -116,6 +120,12 @@ class Flowing(Replicas):
             return tuple(side.backend for side in self.backend.members)
         return (self.backend,)
 
+    async def prepare(self) -> None:
+        """Remember what has ended for as long as the clock of the store passes in the run."""
+        await super().prepare()
+        for key in (*self.shape.keys, WORKFLOWS) if self._passage is not None else ():
+            await limit(self, key, dedupe_window=_WEEK, result_ttl=_WEEK)
+
     async def migrate(self, kind: str) -> None:
         """Start the migration, or go back."""
         assert isinstance(self.backend, MigratingBackend)
@@ -144,6 +154,7 @@ class Flowing(Replicas):
     def setup(self, role: str, number: int) -> dict[str, Any]:
         """Return the settings of a process."""
         found = super().setup(role, number) | {"pointed": role == "server"}
+        found["polls"] = self._passage is not None
         found["steps"] = _STEPS.get(self.menu, "")
         if role == "planner":
             found |= {
@@ -169,8 +180,14 @@ class Flowing(Replicas):
         for actor in self.cast.of("planner"):
             await self.present(actor)
         await self._put_schedules()
+        if self._passage is not None:
+            self._passing = asyncio.create_task(self._passage.begin())
 
-    async def _put_schedules(self) -> None:
+    def _planned(self) -> Iterator[tuple[Schedule, list[float]]]:
+        """Yield the schedules of the run, each with its instants."""
+        if self._passage is not None:
+            yield from self._passage.schedules(SCHEDULED)
+            return
         start = float(int(self.backend.now()) + 1)
         end = datetime.fromtimestamp(start + _SECONDS, UTC)
         for number in range(_SCHEDULES):
@@ -184,11 +201,17 @@ class Flowing(Replicas):
                 overlap="allow",
                 ends=end,
             )
+            yield schedule, [start + second for second in range(0, _SECONDS, every)]
+
+    async def _put_schedules(self) -> None:
+        for schedule, instants in self._planned():
             self._schedules.append(schedule)
-            for second in range(0, _SECONDS, every):
-                self._promise(schedule, start + second)
+            for instant in instants:
+                self._promise(schedule, instant)
             spec = Spec(schedule=schedule).encode()
-            stored = StoredSchedule(key=key, name=schedule.name, spec=spec, next_at=start)
+            stored = StoredSchedule(
+                key=schedule.task.key, name=schedule.name, spec=spec, next_at=instants[0]
+            )
             await schedules_of(self.backend).put(stored)
 
     def _promise(self, schedule: Schedule, instant: float) -> None:
@@ -250,6 +273,8 @@ class Flowing(Replicas):
             await self.cast.ended(actor, seconds=self.terms.liveness)
         if self._new is not None:
             await self.migrate("start")
+        if self._passing is not None:
+            await self._passing
         while loop.time() < end and not await self._over():
             self.cast.check()
             await asyncio.sleep(_TICK)

@@ -195,6 +195,12 @@ WORKFLOWS: Mapping[str, tuple[Offer, ...]] = {
     "schedules": (Offer("kill", "server", 4, 0.1, 0.5, _FIRED), Offer("lose", "link-server", 2)),
     # The clock of a server is an hour off.
     "clock": (Offer("kill", "server", 2, 0.1, 0.5, _FIRED), _SERVER),
+    # The clock of the store passes a change of the clock of a time zone, perhaps while the store or servers are down.
+    "zones": (
+        Offer("kill", "server", 3, 0.1, 0.5, _FIRED),
+        Offer("kill", "redis", 2, 0.3, 1.0),
+        _SERVER,
+    ),
     # The queue of the schedules is full at most of their instants.
     "full": (Offer("pause", "queue", 4, 0.5, 1.5), _SERVER),
     # Operators redrive and discard dead letters that hold others.

@@ -84,10 +84,10 @@ class Change(NamedTuple):
         return Cron(f"{walls[0][1]} {hours} * * *", self.zone)
 
 
-def changes() -> Iterator[Change]:
+def changes(year: int = _YEAR) -> Iterator[Change]:
     """Yield the changes of a year in all zones."""
     for name in ZONES:
-        zone, start = ZoneInfo(name), datetime(_YEAR, 1, 1, tzinfo=UTC)
+        zone, start = ZoneInfo(name), datetime(year, 1, 1, tzinfo=UTC)
         times = [start + timedelta(minutes=30) * n for n in range(365 * 48)]
         offsets = [(at, at.astimezone(zone).utcoffset() or timedelta()) for at in times]
         found = [(at, old, new) for (_, old), (at, new) in pairwise(offsets) if old != new]

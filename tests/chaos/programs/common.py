@@ -83,9 +83,11 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     poisonous: bool = False
     """whether a client submits jobs that fail or exceed their time, with callbacks to hosts that hang"""
 
-    # Field for servers only.
+    # Fields for servers only.
     pointed: bool = False
     """whether the process has points at which it waits for a fault"""
+    polls: bool = False
+    """whether it reads the schedules often, because their time comes without a signal"""
 
     # Field for crowds only.
     crowd: int = 0

@@ -8,7 +8,7 @@ from typing import Any
 
 from taskqueue_core.assembly import open_backend
 from taskqueue_core.config import Settings, load_settings
-from taskqueue_core.consumer import maintenance
+from taskqueue_core.consumer import firing, maintenance
 from taskqueue_core.hooks import Hooks
 from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.logs import set_up_logs
@@ -26,6 +26,8 @@ async def run(setup: Setup, log: Log, over: asyncio.Event) -> None:
     set_up_logs()
     settings = load_settings(Settings)
     maintenance._EVERY = setup.housekeeping
+    if setup.polls:
+        firing._POLL_SECONDS = setup.housekeeping / 2
     stored: Any = open_backend(setup.word, settings).inner
     if setup.pointed:
         stored = PointedBackend(stored, Points(Path(setup.log).parent), log)
