@@ -226,6 +226,8 @@ class Reconciler:
         if key in self._full_queues:
             self._refused.add(run.mark)
             return False
+        if not self._restored:
+            self._host.forget()  # a store that has lost runs may have lost settings of queues as well
         try:
             if run.pending:
                 return await task_runs.schedule_again(run)

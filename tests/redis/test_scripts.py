@@ -362,7 +362,7 @@ async def every_step_of_schedules(backend: RedisBackend) -> None:
         )
         for stale in (False, True):
             assert [done.stale for done in await schedules.fire(fire)] == [stale]
-    assert len(await schedules.list()) == 2
+    assert {one.name for one in await schedules.list()} >= {"a", "b"}
     assert await schedules.delete("a-queue", "a")
 
 

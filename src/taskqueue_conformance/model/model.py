@@ -162,7 +162,7 @@ class Model(Upkeep):
         self, owner: int, delivery: Delivery, span: Span, held_up: Sequence[Entry]
     ) -> None:
         entry = self.entries.get((delivery.task.key, delivery.task.id))
-        assert entry is not None, f"{delivery.task.id} was never published (law 7)"
+        assert entry is not None, f"{delivery.task.key}/{delivery.task.id} was never published (law 7)"
         at = delivery.delivered_at
         self._lose_the_hung(entry, span)
         assert entry.maybe_available(span), (
@@ -292,7 +292,8 @@ class Model(Upkeep):
         this = (delivery.receipt, verb)
         if entry is None or this not in entry.settled:
             assert not answer.ok, (
-                f"{verb} on a stale or foreign receipt of {delivery.task.id} answered {answer} (law 2)"
+                f"{verb} on a stale or foreign receipt of {delivery.task.key}/{delivery.task.id} "
+                f"answered {answer} (law 2)"
             )
         elif entry.settled[-1] == this and not entry.maybe_forgotten(span, self.window):
             assert answer.ok, (
