@@ -162,7 +162,9 @@ class Model(Upkeep):
         self, owner: int, delivery: Delivery, span: Span, held_up: Sequence[Entry]
     ) -> None:
         entry = self.entries.get((delivery.task.key, delivery.task.id))
-        assert entry is not None, f"{delivery.task.key}/{delivery.task.id} was never published (law 7)"
+        assert entry is not None, (
+            f"{delivery.task.key}/{delivery.task.id} was never published (law 7)"
+        )
         at = delivery.delivered_at
         self._lose_the_hung(entry, span)
         assert entry.maybe_available(span), (
