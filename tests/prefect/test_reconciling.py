@@ -35,6 +35,8 @@ class Place:
         self.runs: list[Any] = []
         self.read = 0
         """number of runs that were read from the database"""
+        self.forgotten = 0
+        """number of times that the settings of queues were to be checked again"""
         self.now = 0.0
         self.reconciler = Reconciler(
             self,  # type: ignore[arg-type] # as much of a host as it takes
@@ -44,6 +46,10 @@ class Place:
 
     async def prepare(self, _: str) -> None:
         """Do nothing, because the queues need no preparation."""
+
+    def forget(self) -> None:
+        """Count the calls."""
+        self.forgotten += 1
 
     def run(self, key: str = "k", age: float = 0) -> Any:
         """Add a run that was scheduled ``age`` seconds ago."""
@@ -114,11 +120,16 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Place:
 
 
 async def test_what_the_queue_does_not_have(place: Place) -> None:
-    """Row E8: a run that stays missing in the queue for the grace period is published once."""
+    """Row E8: a run that stays missing in the queue for the grace period is published once.
+
+    As the store may have lost settings too, those of the run's queue are checked before.
+    """
     run = place.run()
     assert await place.pass_by(0) == 0
     assert await place.pass_by(GRACE - 1) == 0
+    assert place.forgotten == 0
     assert await place.pass_by(1) == 1
+    assert place.forgotten == 1
     assert await place.state(run) is State.WAITING
     assert await place.pass_by(GRACE) == await place.pass_by(GRACE) == 0
 
