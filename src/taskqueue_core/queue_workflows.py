@@ -195,7 +195,7 @@ class QueueWorkflows:
 
         ``limit`` is from 1 to 50; the states of all steps are read. ``after`` is `WorkflowPage.next` of the page
         before. A page may have fewer workflows, even none, and still name a next one. A workflow whose state changes
-        meanwhile may be on two pages, or on none. Through a server, a page has those that `get` returns to the token.
+        between pages may be on two, or on none. Through a server, a page has those that `get` returns to the token.
         Raises `InvalidInput`, and `CapabilityMissing` without ``listing``.
         """
         check_page(after, limit)

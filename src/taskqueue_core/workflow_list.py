@@ -72,7 +72,7 @@ async def _status(
 
 
 def _position(after: object) -> tuple[int, str | None]:
-    """Return where a list goes on: a place in `_IN_ORDER`, and the cursor in it. Raises `InvalidInput`."""
+    """Return where a list continues: a place in `_IN_ORDER`, and the cursor in it. Raises `InvalidInput`."""
     if after is None:
         return 0, None
     place, dot, cursor = after.partition(".") if isinstance(after, str) else ("", "", "")

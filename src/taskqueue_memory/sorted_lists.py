@@ -82,7 +82,7 @@ class SortedLists:
         self._changed.clear()
 
     async def _sort(self, state: State) -> list[Listed]:
-        """Return the records that are in a state. Those that change meanwhile are in `QueueState.changed`."""
+        """Return the records that are in a state. `QueueState.changed` has those that change during the call."""
         found: list[Listed] = []
         for number, record in enumerate(list(self._queue.records.values()), 1):
             if record.state is state:

@@ -22,7 +22,7 @@ _WORDS = {
     "outbox": "SIGKILL of Redis between a line of the outbox and its delivery",
     "schedules": "three servers fire the same schedules, and some of them are killed",
     "clock": "the clock of one of three servers is an hour off",
-    "zones": "both changes of the clock in five time zones, with servers or Redis killed meanwhile",
+    "zones": "both changes of the clock in five time zones, with servers or Redis killed at the same time",
     "full": "the queue of a schedule is full at the instant",
     "held": "redrive and discard of dead letters that hold other tasks",
     "shards": "the number of shards changes while tasks are blocked",

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from tests.model.books import Name
 from tests.model.firing import Bounds
 from tests.model.schedules import Fire, Run, Schedules, Stored, result_of
@@ -24,7 +26,7 @@ class FiresOldVersions(Schedules):
         return super().fire(fire._replace(version=old.version) if old else fire)
 
 
-class _Afterwards(Schedules):
+class _Afterwards(Schedules, ABC):
     """Changes a schedule after a fire."""
 
     def fire(self, fire: Fire) -> list[int | str] | None:
@@ -35,8 +37,9 @@ class _Afterwards(Schedules):
             self.schedules[fire.name] = self.changed(stored, fire, is_refused=is_refused)
         return answers
 
+    @abstractmethod
     def changed(self, stored: Stored, fire: Fire, *, is_refused: bool) -> Stored:
-        raise NotImplementedError
+        """Return what the schedule becomes after the fire."""
 
 
 class PassesOverTheRefused(_Afterwards):

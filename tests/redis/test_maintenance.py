@@ -170,7 +170,7 @@ async def test_results_have_times_of_their_own(
 async def test_a_window_that_grows_while_a_result_is_kept(
     backend: RedisBackend, redis_server: RedisServer, redis_prefix: str, clock: ManualClock
 ) -> None:
-    """A17: a record kept for its result is forgotten according to a window that became longer meanwhile (fault M5).
+    """A17: a record kept for its result is forgotten according to a window that has become longer (fault M5).
 
     The first pass looks at one of two tasks that ended at the same time, so that only the other one stays in the list.
     """
