@@ -10,7 +10,6 @@ from taskqueue_core.authoring.event_streams import page_of, wait_for_events
 from taskqueue_core.authoring.helpers import check_size
 from taskqueue_core.capabilities import (
     Event,
-    EventKind,
     EventPage,
     NewEvents,
     Position,
@@ -20,21 +19,12 @@ from taskqueue_core.concurrency import gather_all
 from taskqueue_redis.context import RedisContext
 from taskqueue_redis.scripts.coalescer import Coalescer, split
 from taskqueue_redis.scripts.receipts import IssuedReceipt, parse_receipt
-from taskqueue_redis.scripts.runner import Arg, seconds
+from taskqueue_redis.scripts.runner import Arg
+from taskqueue_redis.tails import event_of
 from taskqueue_redis.wakeups import RedisRoomSignal, channel_of
 
 _AT_ONCE = 250
 """maximum number of tasks per script call"""
-_KINDS = (
-    EventKind.ATTEMPT,
-    EventKind.DATA,
-    EventKind.PROGRESS,
-    EventKind.STATE,
-    EventKind.END,
-)
-"""kinds of events in the order of their numbers in scripts, which begin with 1"""
-_CHANNEL = 29
-"""number of bytes before the channel in the first field of an entry, see `events.lua`"""
 
 
 class _Append(NamedTuple):
@@ -92,14 +82,18 @@ class RedisStreams:
         place = checked_page(after, limit, wait)
         self._context.ensure_open()
         partition = self._scripts.partitions.of(key)
-        asked = _Read(key, task_id, place or Position(0, 0), limit)
+        start = place or Position(0, 0)
+        asked = _Read(key, task_id, start, limit)
+        name = channel_of(partition, "events", f"{key}/{task_id}")
+        wakeups = self._context.wakeups
 
         async def read() -> EventPage | None:
+            if wait and (page := wakeups.tails.page(name, start, limit)) is not None:
+                return page
             (answer,) = await self._reads.submit(partition, [asked])
             return _page(answer)
 
-        name = channel_of(partition, "events", f"{key}/{task_id}")
-        return await wait_for_events(read, RedisRoomSignal(self._context.wakeups, (name,)), wait)
+        return await wait_for_events(read, RedisRoomSignal(wakeups, (name,)), wait)
 
     async def _append(self, partition: str, appends: Sequence[_Append]) -> Sequence[bool]:
         answers: list[bool] = []
@@ -134,11 +128,4 @@ def _page(answer: Sequence[Any]) -> EventPage | None:
 
 def _event(entry: Sequence[Any]) -> Event:
     place, (_, meta, _, value) = entry
-    kind = _KINDS[meta[0] - 1]
-    return Event(
-        id=place.decode(),
-        kind=kind,
-        channel=meta[_CHANNEL:].decode() if kind is EventKind.DATA else None,
-        value=value,
-        at=seconds(int.from_bytes(meta[1:8])),
-    )
+    return event_of(place, meta, value)

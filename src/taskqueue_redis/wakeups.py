@@ -14,6 +14,7 @@ from taskqueue_redis.connection.failures import Failure
 from taskqueue_redis.connection.pubsub import PubSubListener
 from taskqueue_redis.scripts.receipts import Consumer, Receipts
 from taskqueue_redis.scripts.runner import ScriptRunner, microseconds, seconds
+from taskqueue_redis.tails import Tails
 
 T = TypeVar("T")
 
@@ -46,6 +47,8 @@ class Wakeups:
     def __init__(self, scripts: ScriptRunner, receipts: Receipts, process_id: str) -> None:
         self.subscriptions: dict[Consumer, None] = {}
         """subscriptions that are not closed"""
+        self.tails = Tails()
+        """the newest events of the tasks to whose channels this process listens"""
         self._scripts = scripts
         self._receipts = receipts
         self._clock = scripts.clock
@@ -116,6 +119,7 @@ class Wakeups:
     def _ignore(self, channel: str) -> None:
         self._keep(channel)
         self._listener.ignore(channel)
+        self.tails.forget(channel)
 
     async def _subscribe(self, channels: Iterable[str]) -> None:
         try:
@@ -204,11 +208,14 @@ class Wakeups:
             token, fence, key = message.decode().split(" ", 2)
             self._receipts.revoke(token, fence, key)
         else:
+            if kind == "events":
+                self.tails.hear(channel, message)
             for signal in self._signals.get(channel, ()):
                 signal.notify()
 
     def reconnected(self) -> None:
         """Recover after an outage, which may have hidden notifications and undone confirmed writes."""
+        self.tails.clear()
         if not self._closed:
             self._tasks.start(self._recover())
             if self._scripts.checks is not None:

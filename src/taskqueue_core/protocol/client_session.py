@@ -279,7 +279,10 @@ class ClientSession:
             self._events.add(receipt, value, channel)
 
     def send_events(self) -> None:
-        """Let `outgoing` yield the events so far. An outcome is preceded by them in any case."""
+        """Let `outgoing` yield the events so far, together once the server has confirmed those that were sent before.
+
+        An outcome is preceded by all events in any case.
+        """
         self._events_due = True
 
     def drained(self, receipt: str, callback: Callable[[], None]) -> None:
@@ -314,9 +317,10 @@ class ClientSession:
         progress, self._progress = self._progress, {}
         for receipt, value in progress.items():
             yield frames.Progress(receipt=receipt, value=value)
-        if self._events.unsent and (self._events_due or self._unsent):
-            yield from self._events.frames()
-        self._events_due = False
+        if self._unsent or (self._events_due and not self._events.in_flight):
+            self._events_due = False
+            if self._events.unsent:
+                yield from self._events.frames()
         unsent, self._unsent = self._unsent, []
         outbox = self._outbox
         outcomes = [(receipt, outbox[receipt]) for receipt in unsent if receipt in outbox]

@@ -48,6 +48,7 @@ class OutgoingEvents:
         self._streams: dict[str, _Stream] = {}
         self._unsent: dict[str, None] = {}
         self._size = 0
+        self._sent = 0
 
     def __bool__(self) -> bool:
         return bool(self._streams)
@@ -56,6 +57,11 @@ class OutgoingEvents:
     def unsent(self) -> bool:
         """Whether `frames` has something to send."""
         return bool(self._unsent)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether the server has yet to confirm events that were sent on this connection."""
+        return self._sent > 0
 
     def add(self, receipt: str, value: bytes, channel: str) -> None:
         """Add an event of a delivery. If too many are unconfirmed, the oldest of them are left out."""
@@ -93,6 +99,7 @@ class OutgoingEvents:
                     if size >= _FRAME_BYTES or count >= LIMITS.batch:
                         break
                 stream.sent += len(events)
+                self._sent += len(events)
                 streams.append(WireEvents(receipt=receipt, first=first, events=events))
                 if size >= _FRAME_BYTES or count >= LIMITS.batch:
                     yield EventFrame(streams=streams)
@@ -113,6 +120,7 @@ class OutgoingEvents:
 
     def rewind(self) -> None:
         """Send all unconfirmed events again, because there is another connection."""
+        self._sent = 0
         for receipt, stream in self._streams.items():
             stream.sent = 0
             if stream.events:
@@ -124,11 +132,13 @@ class OutgoingEvents:
             stream = self._streams.pop(receipt, None)
             if stream is not None:
                 self._size -= stream.size
+                self._sent -= stream.sent
                 self._unsent.pop(receipt, None)
                 stream.call_back()
 
     def _pop(self, stream: _Stream) -> None:
         self._size -= stream.sizes[0]
+        self._sent -= stream.sent > 0
         stream.pop()
 
     def clear(self) -> None:

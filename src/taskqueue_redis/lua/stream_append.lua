@@ -16,7 +16,7 @@ while at <= #ARGV and bytes < BYTES do
       call('UNLINK', name) -- the stream of a task that had the id before
     end
     local e = events.last(name)
-    if not e or e.kind == events.END then e = {attempt = 0, number = 0, size = 0, run = 0, taken = 0} end
+    if not e or e.kind == events.END then e = events.none() end
     e.attempt = math.max(e.attempt, r.attempt)
     if e.run ~= run then
       e.run, e.taken = run, 0
@@ -30,7 +30,7 @@ while at <= #ARGV and bytes < BYTES do
       events.add(q, name, e, events.DATA, channel, value)
     end
     events.cut(q, name, e)
-    events.notify(q, id)
+    events.send(q, id, e)
   end
   at = at + 2 * n
   answers[#answers + 1] = stream and 1 or 0

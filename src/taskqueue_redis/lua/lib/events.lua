@@ -2,6 +2,8 @@
 -- the events: the attempt, and the number. Each entry has the fields `m` and `v`, the value. `m`: the kind, the time, the
 -- size of all events so far, the delivery that appended last (the sequence number of its entry), and how many events of it
 -- there were so far, followed by the channel. The record of such a task has the flag STREAMS.
+-- Readers of a task are sent what is added to its stream: the id of the last event before, and the new events, each with
+-- its id, `m` and `v`; an empty message if that is large. Before each of these texts is its length.
 
 -- Returns the functions for streams. They are defined only when a task streams.
 local event_functions
@@ -9,6 +11,7 @@ local function streamed()
   if event_functions then return event_functions end
   local events = {ATTEMPT = 1, DATA = 2, PROGRESS = 3, STATE = 4, END = 5}
   local EVENT, EVENT_SIZE = '>BI7I7I7I7', 29
+  local MESSAGE = 4096 -- bytes of a message from which on it is large
   local STATES = {nil, nil, '"done"', '"dead"', '"expired"', '"cancelled"', '"discarded"'} -- as JSON
 
   function events.of(q, id) return q.name .. '/E:' .. id end
@@ -20,9 +23,12 @@ local function streamed()
     if not m or #m < EVENT_SIZE then return end
     local kind, at, size, run, taken = unpack_struct(EVENT, m)
     if kind < events.ATTEMPT or kind > events.END then return end
-    return {attempt = tonumber(attempt), number = tonumber(number), kind = kind, at = at, size = size, run = run,
-      taken = taken, own = #m - EVENT_SIZE + #entry[2][4]}
+    return {id = entry[1], attempt = tonumber(attempt), number = tonumber(number), kind = kind, at = at, size = size,
+      run = run, taken = taken, own = #m - EVENT_SIZE + #entry[2][4]}
   end
+
+  -- Returns what stands for the last event of a stream that has none.
+  function events.none() return {id = '0-0', attempt = 0, number = 0, size = 0, run = 0, taken = 0} end
 
   -- Returns the last event of a stream; nothing if there is no stream, or another program has written to it.
   function events.last(name)
@@ -45,11 +51,22 @@ local function streamed()
   -- stream as well, by its own clock.
   function events.is_gone(q, at) return at + 1000 * limits_of(q)[3] <= now end
 
+  -- Adds a new event to the message for the readers. `e`: the last event.
+  local function enclose(e, place, m, value)
+    local parts = e.message or {pack('>I4', #e.id), e.id}
+    e.message, e.enclosed, e.id = parts, (e.enclosed or 0) + #m + #value, place
+    if e.enclosed < MESSAGE then
+      parts[#parts + 1] = pack('>I4I4I4', #place, #m, #value)
+      parts[#parts + 1] = place .. m .. value
+    end
+  end
+
   -- Adds an event to a stream. `e`: the last event, which becomes this one.
   function events.add(q, name, e, kind, channel, value)
     e.number, e.size, e.kind = e.number + 1, e.size + #channel + #value, kind
     local m = pack(EVENT, kind, now, e.size, e.run, e.taken) .. channel
     local place = e.attempt .. '-' .. text(e.number)
+    enclose(e, place, m, value)
     local reply = redis.pcall('XADD', name, 'MAXLEN', limits_of(q)[1], place, 'm', m, 'v', value)
     local err = type(reply) == 'table' and reply.err
     if not err then return end
@@ -71,8 +88,12 @@ local function streamed()
     end
   end
 
-  -- Notifies the readers of a task.
-  function events.notify(q, id) redis.pcall('PUBLISH', PARTITION .. ':events:' .. q.key .. '/' .. id, '') end
+  -- Sends the readers of a task what was added to its stream. `e`: the last event.
+  function events.send(q, id, e)
+    if not e.message then return end
+    local message = e.enclosed < MESSAGE and table.concat(e.message) or ''
+    redis.pcall('PUBLISH', PARTITION .. ':events:' .. q.key .. '/' .. id, message)
+  end
 
   -- Adds an event of the store to the stream of a task, if it still has one.
   function events.tell(q, id, kind, value)
@@ -81,7 +102,7 @@ local function streamed()
     if not e then return end
     events.add(q, name, e, kind, '', value)
     events.cut(q, name, e)
-    events.notify(q, id)
+    events.send(q, id, e)
   end
 
   -- Adds an event for the new state of a task. After its end, the stream is kept for a while. `alive`: the state of a dead
