@@ -1,4 +1,4 @@
-"""The newest events of running tasks, as messages of Redis have brought them: who follows a task need not read its stream.
+"""The newest events of running tasks, as messages of Redis have brought them: a reader that follows needs no stream.
 
 Only readers that wait make this process listen to the messages of a task, and all of them share its tail.
 """
@@ -63,12 +63,14 @@ class Tails:
         start = Position.read(message[_LENGTH:first].decode())
         assert start is not None  # noqa: S101 - it is None only for None
         tail = self._tails.get(channel)
-        if tail is None or tail.end != start:  # a message is missing, or the task has another stream
+        if (
+            tail is None or tail.end != start
+        ):  # a message is missing, or the task has another stream
             tail = self._tails[channel] = _Tail(start)
         tail.add(tuple(_events(message, first)), time.monotonic())
 
     def page(self, channel: str, after: Position, limit: int) -> EventPage | None:
-        """Return the events after a position, or a page without events if there are none; ``None`` if that is unknown."""
+        """Return the events after a position, an empty page if there are none; ``None`` if that is unknown."""
         tail = self._tails.get(channel)
         return None if tail is None else tail.page(after, limit, time.monotonic())
 

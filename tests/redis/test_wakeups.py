@@ -120,9 +120,9 @@ async def test_connections_do_not_grow(make_server: MakeServer, redis_prefix: st
 async def test_a_reader_of_events_keeps_its_subscription(
     make_server: MakeServer, redis_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """U19, D8: a reader that waits for one event after another subscribes once, and looks twice for each event.
+    """U19, D8: a reader that waits for one event after another subscribes once, and reads the store once.
 
-    Soon after its last wait nothing is subscribed.
+    The messages that wake it carry the events. Soon after its last wait nothing is subscribed.
     """
     with make_server() as server:
         async with opened(server.url, redis_prefix) as backend:
@@ -146,7 +146,7 @@ async def test_a_reader_of_events_keeps_its_subscription(
                         monkeypatch.setattr(wakeups, "_LINGER", 0.0)
                 spent = {name: n - before.get(name, 0) for name, n in calls(server).items()}
                 assert spent["cmdstat_subscribe"] == 1
-                assert spent["cmdstat_xrange"] <= 20 + 1
+                assert spent.get("cmdstat_xrange", 0) <= 1
                 kept = f"{{{redis_prefix}*:events:*"
                 await until(lambda: not server.call("PUBSUB", "CHANNELS", kept), "none is left")
 
