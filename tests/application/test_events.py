@@ -238,6 +238,25 @@ def test_events_of_a_session() -> None:
     assert not session._events
 
 
+def test_events_travel_together() -> None:
+    """U19: events that a task streams before the server has confirmed earlier ones are sent together after that."""
+    session = ready()
+    session.features = frozenset({Feature.EVENTS})
+    get(session, deliver_of(work(receipt="r1"), work(receipt="r2")))
+    for receipt, value in (("r1", b"1"), ("r1", b"2"), ("r2", b"3")):
+        session.stream(receipt, value, "data")
+        session.send_events()
+        assert streamed(sent(session)) == ([("r1", 1, [b"1"])] if value == b"1" else [])
+    get(session, StoredFrame(numbers={"r1": 1}))
+    assert streamed(sent(session)) == [("r1", 2, [b"2"]), ("r2", 1, [b"3"])]
+    session.stream("r2", b"4", "data")
+    session.send_events()
+    get(session, SettledFrame(lease_lost=["r1"]))
+    assert streamed(sent(session)) == []
+    get(session, StoredFrame(numbers={"r2": 1}))
+    assert streamed(sent(session)) == [("r2", 2, [b"4"])]
+
+
 def test_events_for_an_older_server() -> None:
     """U19: a server without the feature gets no events, and nothing waits for it."""
     session = ready()
