@@ -55,7 +55,7 @@ class Tails:
         self._tails: dict[str, _Tail] = {}
 
     def hear(self, channel: str, message: bytes) -> None:
-        """Note a message: what was added to the stream of a task. An empty one stands for events that are large."""
+        """Note a message: what was added to the stream of a task. It is empty if the events are large."""
         if not message:
             self.forget(channel)
             return

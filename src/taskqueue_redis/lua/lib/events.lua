@@ -27,7 +27,7 @@ local function streamed()
       run = run, taken = taken, own = #m - EVENT_SIZE + #entry[2][4]}
   end
 
-  -- Returns what stands for the last event of a stream that has none.
+  -- Returns what is in place of the last event of a stream that has none.
   function events.none() return {id = '0-0', attempt = 0, number = 0, size = 0, run = 0, taken = 0} end
 
   -- Returns the last event of a stream; nothing if there is no stream, or another program has written to it.
