@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from taskqueue_core import (
     Batch,
+    Call,
     Context,
     Handle,
+    Instant,
     InvalidInput,
     Queue,
     QueueFull,
@@ -19,6 +21,7 @@ from taskqueue_core import (
     Tasks,
 )
 from taskqueue_core.capabilities import dead_letters_of
+from taskqueue_core.limits import LIMITS
 from taskqueue_memory import MemoryBackend
 from taskqueue_worker import LocalWorker
 from tests.application.flows import SECONDS, Flows, until
@@ -150,6 +153,32 @@ async def test_results_that_cannot_be_read() -> None:
 async def _error_of(handle: Handle[Any]) -> str | None:
     status = await handle.status()
     return None if status is None else status.error
+
+
+@pytest.mark.parametrize("wrong", ["call", "value", "option", "size", "arguments", "tags"])
+async def test_a_wrong_call_leaves_nothing_stored(wrong: str) -> None:
+    """U16: all calls are checked before one of them is stored, also those that a later request would store."""
+    tasks, backend = _measuring(), MemoryBackend()
+    size, total = tasks.functions["size"], tasks.functions["total"]
+    tags = tuple(
+        map(str, range(7))
+    )  # with that of the declaration and that of the batch, they are nine
+    calls = {
+        "call": "size",
+        "value": size.using(priority=10).call("x"),
+        "option": size.using(delay=1, not_before=1).call("x"),
+        "size": size.using(headers={"x": "x" * 8192}).call("x"),
+        "arguments": size.call(Instant),
+        "tags": size.using(tags=tags).call("x"),
+    }
+    good = [size.call("x") for _ in range(LIMITS.batch)]
+    async with tasks.connect(Queue(backend)):
+        batch = Batch(ended=total.call())
+        with pytest.raises(InvalidInput):
+            await batch.add(*good, cast("Call[Any]", calls[wrong]))
+        assert not await backend.control.queues()
+        handles = await batch.add(good[0], good[0])
+        assert len({handle.id for handle in handles}) == 2
 
 
 def test_bad_input(flows: Flows) -> None:

@@ -13,6 +13,7 @@ from taskqueue_core.application.call import Call, DeclaredTask
 from taskqueue_core.application.handles import Handle, handled_id
 from taskqueue_core.application.members import member_results, tag_of
 from taskqueue_core.application.publishing import checked_calls, publish_together
+from taskqueue_core.authoring.unsupported import field_checks
 from taskqueue_core.capabilities import dependencies_of
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_name
@@ -81,8 +82,9 @@ class Batch:
     async def add(self, *calls: Call[Any]) -> list[Handle[Any]]:
         """Publish members, and return their handles. Any process may add members to a batch with the same id.
 
-        Raises the errors of `taskqueue_core.Queue.publish`: `QueueFull` if the batch is closed, in which case members
-        before the refused one may have been added.
+        All calls are checked before one of them is stored, so nothing is stored if one is wrong. Raises the errors of
+        `taskqueue_core.Queue.publish`: `QueueFull` if the batch is closed, in which case members before the refused one
+        may have been added.
 
         >>> batch = Batch(ended=resize.call("all.png"))
         >>> [handle.key for handle in await batch.add(resize.call("cat.png"))]
@@ -95,6 +97,14 @@ class Batch:
             tags = task.tags if tag is None else tuple(dict.fromkeys((*task.tags, tag)))
             return replace(task, batch=self.ref, tags=tags)
 
+        checked = {call: await encode(call) for call in given}
+        for check in field_checks(queue.backend.capabilities):
+            check(checked.values())
+
+        async def task_of(call: Call[Any]) -> Task:
+            # Middleware may send another call, or one twice, as `calls` may have one twice: each send has its own task.
+            return checked.pop(call, None) or await encode(call)
+
         async def send(tasks: Sequence[tuple[int, Task]]) -> Sequence[Confirmation]:
             await self._store(queue)  # not before the members were checked
             return await queue.publish_many([task for _, task in tasks])
@@ -102,7 +112,7 @@ class Batch:
         handles: list[Handle[Any]] = []
         for start in range(0, len(given), LIMITS.batch):
             some = given[start : start + LIMITS.batch]
-            for call, each in zip(some, await publish_together(some, encode, send), strict=True):
+            for call, each in zip(some, await publish_together(some, task_of, send), strict=True):
                 function = call.function
                 stored(each)
                 handles.append(
