@@ -17,8 +17,8 @@ class LaneItem(Entry, kw_only=True, eq=False):
 
     seq: int = 0
     """position in the lane; an item of a lane or heap is outdated once its entry has another ``seq``"""
-    returned: bool = False
-    """whether the entry was released, and therefore precedes others in its lane"""
+    returned: int = 0
+    """not 0 if the entry was released, and therefore precedes others in its lane; the position of its next delivery"""
     held: bool = False
     """whether the entry waits for its ordering key and is therefore in no lane of the queue"""
 
@@ -44,17 +44,17 @@ class Lane(Generic[T]):
             len(self._fresh) >= self._bound
         ):  # clear before adding, because the new entry is not in state WAITING yet and would be removed
             self._clear()
-        record.returned = False
+        record.returned = 0
         self._fresh.append((record.seq, record))
 
     def let_in(self, record: T) -> None:
         """Insert an entry that became available earlier, at the position of its sequence number."""
-        record.returned = False
+        record.returned = 0
         self._push(self._late, record)
 
     def put_back(self, record: T) -> None:
         """Insert a redelivered entry at the position of its sequence number among the redelivered entries."""
-        record.returned = True
+        record.returned = 1
         self._push(self._returned, record)
 
     def pop(self) -> T | None:

@@ -126,6 +126,8 @@ def _place(record: TaskRecord) -> Place:
     if record.state is State.SCHEDULED:
         return (record.at, record.seq)
     if record.state in _LANES:
-        returned = record.state is State.WAITING and record.returned
-        return (int(record.held), -record.task.priority, int(not returned), record.seq)
+        waiting = record.state is State.WAITING
+        position = record.seq if waiting else record.returned or record.seq
+        first = waiting and record.returned
+        return (int(record.held), -record.task.priority, int(not first), position)
     return (record.seq,)

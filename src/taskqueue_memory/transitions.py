@@ -232,6 +232,8 @@ class MemoryStore(Steps):
             if task.deadline is not None and task.deadline <= now:
                 expired.append(self._expire(record))
                 continue
+            if record.returned:
+                record.returned = next(self._seq)
             receipt, settings = subscription.new_receipt(), queue.settings
             delivery = record.hand_out(receipt, now, settings.timeout, subscription.consumer)
             record.owner = subscription

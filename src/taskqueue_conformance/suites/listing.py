@@ -130,6 +130,21 @@ class ListingSuite(Harness, needs=(Capability.LISTING,)):
         assert await walk(bench, State.IN_FLIGHT, worker="w3") == []
         assert await walk(bench) == []
 
+    async def test_released_tasks_in_flight(self, bench: Bench) -> None:
+        """A task in flight that was released before is listed by its last delivery (law 11; U18)."""
+        subscription, *running = await bench.all_running("t0", "t1", "t2")
+        await subscription.redeliver(running[1])
+        await subscription.redeliver(running[0])
+        await bench.publish("t3")
+        (again,) = await bench.take(subscription, 1)
+        await shows(bench, ["t1", "t3"], State.WAITING)
+        await shows(bench, ["t2", "t0"], State.IN_FLIGHT)
+        await bench.take(subscription, 2)
+        await shows(bench, ["t2", "t3", "t0", "t1"], State.IN_FLIGHT, limit=1)
+        await subscription.redeliver(again)
+        await bench.take(subscription, 1)
+        await shows(bench, ["t2", "t3", "t1", "t0"], State.IN_FLIGHT)
+
     @needs(Capability.DEAD_LETTERS)
     async def test_list_of_dead_tasks(self, bench: Bench) -> None:
         """Dead tasks are listed in the order in which they died, with their reason, cut to 200 characters (U18)."""

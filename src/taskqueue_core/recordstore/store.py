@@ -27,6 +27,8 @@ class Record(Entry, kw_only=True, eq=False):
 
     seq: int = 0
     """sequence number by which the records in the same state are ordered; unique in the whole store"""
+    returned: int = 0
+    """not 0 if the task was released since it became available; while it is in flight, the position of its delivery"""
     owner: int | None = None
     """number of the subscription that owns the delivery, if the task is in flight"""
     patience: float | None = None
@@ -53,7 +55,7 @@ class Record(Entry, kw_only=True, eq=False):
     @property
     def place(self) -> str:
         """The place of the task in the list of those in its state, as ASCII text that is sorted as the list is."""
-        place = f"{self.seq:020}"
+        place = f"{max(self.seq, self.returned):020}"
         if self.state in _IN_LANES:
             return f"{_HIGHEST_PRIORITY - self.task.priority} {place}"
         return f"{self.at:020.6f} {place}" if self.state is State.SCHEDULED else place

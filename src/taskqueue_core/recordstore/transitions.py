@@ -122,9 +122,7 @@ class Transitions:
         self._touched.add(key)
         if record.state is State.IN_FLIGHT and self.store.settings(key).max_inflight:
             self._news.add(key)  # another task may now be delivered
-        if {record.state, state} != {State.WAITING, State.IN_FLIGHT}:
-            self._place += 1
-            record.seq, record.available_at = self._place, now
+        self._set_place(record, state, now)
         self.store.count(
             key, "published" if before is None else before.value, 1 if before is None else -1
         )
@@ -148,6 +146,17 @@ class Transitions:
             self._news.add(key)
         self.store.save(record)
         self.links.changed(record, before, now)
+
+    def _set_place(self, record: Record, state: State, now: float) -> None:
+        """Set the positions of a record that is about to change its state."""
+        if {record.state, state} != {State.WAITING, State.IN_FLIGHT}:
+            self._place += 1
+            record.seq, record.available_at, record.returned = self._place, now, 0
+        elif state is State.WAITING:
+            record.returned = 1
+        elif record.returned:
+            self._place += 1
+            record.returned = self._place
 
     def _end(self, record: Record, now: float) -> None:
         """Set until when an ended record is kept, and remove what it needs no more."""
