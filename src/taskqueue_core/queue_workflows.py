@@ -201,16 +201,16 @@ class QueueWorkflows:
         check_page(after, limit)
         if (served := self._served()) is not None:
             return await served.list_workflows(after, limit)
-        found, following = await self.page(after, limit)
+        found, following = await self.page(after, limit, lambda _: True)
         summaries = tuple([WorkflowSummary.of(status) for status in found])
         return WorkflowPage(workflows=summaries, next=following)
 
     async def page(
-        self, after: str | None, limit: int
+        self, after: str | None, limit: int, is_shown: Callable[[WorkflowStatus], bool]
     ) -> tuple[tuple[WorkflowStatus, ...], str | None]:
         """Return the workflows of a page with their steps, and `WorkflowPage.next`, for a server that selects some."""
         self.demand()
-        return await read_page(listing_of(self._backend), self.get, after, limit)
+        return await read_page(listing_of(self._backend), self.get, after, limit, is_shown)
 
     async def cancel(self, workflow: str) -> bool:
         """Cancel a workflow: what is blocked or waiting ends as cancelled, and what runs is revoked.

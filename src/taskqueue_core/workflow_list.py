@@ -37,15 +37,17 @@ async def read_page(
     get: Callable[[str], Awaitable[WorkflowStatus | None]],
     after: str | None,
     limit: int,
+    is_shown: Callable[[WorkflowStatus], bool],
 ) -> tuple[tuple[WorkflowStatus, ...], str | None]:
     """Return a page of workflows, and where the next one begins; ``None`` after the last page.
 
     First come those whose steps are not all published, then the others; in each of the two, the newest first. A page
-    may have fewer workflows than ``limit``, even none. ``get`` returns the status of a workflow. Raises `InvalidInput`.
+    may have fewer workflows than ``limit``, even none. ``get`` returns the status of a workflow, and ``is_shown``
+    whether the page has it. Raises `InvalidInput`.
     """
     check_page(after, limit)
     place, cursor = _position(after)
-    found: dict[str, WorkflowStatus | None] = {}
+    found: dict[str, WorkflowStatus] = {}
     calls = steps = 0
     while place < len(_IN_ORDER) and len(found) < limit and calls < _CALLS and steps < _STEPS:
         most = min(limit - len(found), _AT_ONCE)
@@ -54,12 +56,13 @@ async def read_page(
         )
         names = [each.task_id for each in page.tasks if is_workflow(each.task_id)]
         read = await gather_all(_status(get, name) for name in names)
-        found |= dict(zip(names, read, strict=True))
-        steps += sum([len(status.steps) for status in read if status is not None])
+        known = [status for status in read if status is not None]
+        found |= {status.id: status for status in known if is_shown(status)}
+        steps += sum([len(status.steps) for status in known])
         cursor, calls = page.next, calls + 1
         place += cursor is None
     following = None if place == len(_IN_ORDER) else f"{place}.{cursor or ''}"
-    return tuple([status for status in found.values() if status is not None]), following
+    return tuple(found.values()), following
 
 
 async def _status(

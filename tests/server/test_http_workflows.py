@@ -225,6 +225,8 @@ async def test_lists(tmp_path: Path) -> None:
             found = (await client.get(URL, headers=bearer(token))).json()
             assert [each["id"] for each in found["workflows"]] == names
             assert "next" not in found
+        full = (await client.get(URL, params={"limit": 2}, headers=bearer(A))).json()
+        assert [each["id"] for each in full["workflows"]] == ["w3", "w1"]
         first = await client.get(URL, params={"limit": 2}, headers=bearer(ADMIN))
         assert [each["id"] for each in first.json()["workflows"]] == ["w3", "w2"]
         assert 'rel="next"' in first.headers["link"]

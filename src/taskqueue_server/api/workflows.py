@@ -106,15 +106,14 @@ async def workflows(call: RequestContext) -> Response:
 
 async def visible(
     call: RequestContext, after: str | None, limit: int
-) -> tuple[list[WorkflowStatus], str | None]:
-    """Return the workflows of a page that the client may see, and where the next page begins."""
-    found, following = await _workflows(call).page(after, limit)
-    seen = [
-        status
-        for status in found
-        if all(call.is_allowed(step.key) for step in status.steps) and not _is_unclear(call, status)
-    ]
-    return seen, following
+) -> tuple[tuple[WorkflowStatus, ...], str | None]:
+    """Return a page of the workflows that the client may see, and where the next page begins."""
+
+    def is_shown(found: WorkflowStatus) -> bool:
+        allowed = all(call.is_allowed(step.key) for step in found.steps)
+        return allowed and not _is_unclear(call, found)
+
+    return await _workflows(call).page(after, limit, is_shown)
 
 
 async def known(call: RequestContext) -> WorkflowStatus:

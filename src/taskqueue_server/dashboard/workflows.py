@@ -69,7 +69,7 @@ async def workflows(call: RequestContext) -> Response:
     """Show a page of the workflows whose queues the client may see, the newest first."""
     after = call.request.query_params.get("after")
     able = all(has(call.context.backend, name) for name in _NEEDED)
-    found, following = await visible(call, after, _PAGE) if able else ([], None)
+    found, following = await visible(call, after, _PAGE) if able else ((), None)
     return await render(
         call,
         "workflows.html",
