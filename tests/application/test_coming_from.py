@@ -14,6 +14,7 @@ import pytest
 
 from taskqueue_core import (
     Context,
+    Cron,
     Depends,
     Middleware,
     QueueLimits,
@@ -22,6 +23,9 @@ from taskqueue_core import (
     TaskDead,
     Tasks,
     UnknownTask,
+    Workflow,
+    chain,
+    group,
 )
 from taskqueue_core.tasks import State
 from taskqueue_worker import Reject, Retry, Snooze
@@ -162,6 +166,39 @@ async def test_policies() -> None:
         assert [first.count(each.name) for each in (fails, closed, limited)] == [2, 1, 1]
         later = await taskqueue.advance(60)
         assert [later.count(each.name, "done") for each in (fails, closed, limited)] == [0, 1, 1]
+
+
+async def test_workflows_and_schedules() -> None:
+    """U25: a chain, a result that the next step gets, a group with a callback, and a schedule."""
+    tasks, seen = Tasks(), list[int]()
+
+    @tasks.task
+    def resize(width: int) -> int:
+        return 2 * width
+
+    @tasks.task
+    def report(width: int) -> None:
+        seen.append(width)
+
+    @tasks.task(schedule=Cron("0 3 * * *"))
+    def sweep() -> None:
+        seen.append(3)
+
+    async with TestQueue(tasks, start=0) as taskqueue:
+        await chain(resize.call(7), report.call(0)).publish()
+        await taskqueue.drain()
+        assert seen == [0]
+        flow = Workflow()
+        small = flow.add(resize.call(7))
+        flow.add(report.call(small.output))
+        await flow.publish()
+        await taskqueue.drain()
+        assert seen == [0, 14]
+        await group(resize.call(7), resize.call(8), then=report.call(0)).publish()
+        drained = await taskqueue.drain()
+        assert [each.task for each in drained.runs[-3:]] == ["resize", "resize", "report"]
+        await taskqueue.advance(3 * 3600)
+        assert seen == [0, 14, 0, 3]
 
 
 async def test_acks_and_results() -> None:

@@ -160,8 +160,15 @@ def test_registrations_that_are_refused(register: Callable[[Worker], object], fa
 
 
 def test_a_decorated_function_stays_itself() -> None:
-    """A decorated function can still be called directly; its name is the default key."""
+    """A decorated function can still be called directly; its name is the default key.
+
+    U1: ``@worker.task`` without a call registers the function as well.
+    """
     worker = Worker(url="http://h")
+
+    @worker.task
+    def bare(n: int) -> int:
+        return n - 1
 
     @worker.task()
     async def resize(image: str) -> str:
@@ -171,8 +178,8 @@ def test_a_decorated_function_stays_itself() -> None:
     def other(n: int) -> int:
         return n + 1
 
-    assert other(1) == 2
-    assert worker.keys == ("resize", "other")
+    assert (bare(1), other(1)) == (0, 2)
+    assert worker.keys == ("bare", "resize", "other")
 
 
 def test_asynchronous_handlers_are_recognised() -> None:
