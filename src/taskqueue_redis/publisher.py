@@ -132,7 +132,7 @@ class RedisPublisher:
             digest(task), task.priority, _optional_time(task.deadline), envelope,
             task.tenant or "", task.ordering_key or "", "1" if free else "",
             clean_traceback(traceback) or "", "" if task.unique is None else unique_fields(task, envelope),
-            _batch_of(task),
+            _batch_of(task), msgspec.json.encode(task.tags) if task.tags else "",
         )  # fmt: skip
         if answer == b"lost":
             raise LeaseLost("the receipt is not current: already settled, revoked, or never issued")

@@ -10,7 +10,7 @@ from tests.model.books import LEDGER
 from tests.model.kin import shown
 
 _RECORD = struct.Struct(">BBBHHHH7s7s7s8sBB7s")
-_STATES = (
+STATES = (
     "waiting",
     "scheduled",
     "done",
@@ -21,6 +21,8 @@ _STATES = (
     "replaced",
     "blocked",
 )
+IN_FLIGHT = 10
+"""number of the state of a task in flight"""
 _PLACES = ("", "fresh", "again", "parked")
 _VERBS = ("", "ack", "redeliver", "lost", "bury", "retry")
 COUNTED = (*LEDGER, "delivered", "redelivered", "retried", "lost")
@@ -100,13 +102,19 @@ def _record(packed: bytes, in_flight: int) -> list[Any]:
     state, place, priority, attempt, losses, prior, handed, *rest = _RECORD.unpack_from(packed)
     seq, fence, at, digest, verb, told, settled = rest
     return [
-        _STATES[state - 1], _PLACES[place], priority, attempt, losses, prior, handed, *map(_number, (seq, fence, at)),
+        STATES[state - 1], _PLACES[place], priority, attempt, losses, prior, handed, *map(_number, (seq, fence, at)),
         digest.hex(), _VERBS[verb], told, _number(settled), in_flight,
     ]  # fmt: skip
 
 
 def _blocked(told: list[Any] | None) -> list[Any]:
     return [sorted(told[0]), len(told[1]), told[2]] if told else []
+
+
+def _task(told: list[Any], body: bytes | None, seq: bytes, *rest: Any) -> list[Any]:
+    published, tags, worker, _, tenant = rest
+    status = [*_record(*told[:2]), _blocked(told[5])]
+    return [status, body and shown(body), seq, published, tags, worker, tenant]
 
 
 def _number(packed: bytes) -> int:
@@ -124,5 +132,7 @@ _FORMS: dict[str, Callable[[list[Any]], list[Any]]] = {
     "status": lambda answer: [
         [*_record(*told[:2]), _blocked(told[5])] if told else [] for told in answer
     ],
+    "task": lambda answer: _task(*answer) if answer else [],
+    "list": lambda answer: [[[*told[:10], told[12]] for told in answer[0]], *answer[1:]],
     "dead_letters": lambda answer: [[[told[0], shown(told[3])] for told in answer[0]], answer[1]],
 }

@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple, Self
 
+from tests.model.terms import Flow, Terms
+
 Name = tuple[str, str]
 """queue key and task id"""
 
@@ -72,6 +74,16 @@ class Record(NamedTuple):
     """whether other tasks wait for it"""
     batch: str = ""
     """the batch that it is a member of"""
+    tenant: str = ""
+    tags: tuple[str, ...] = ()
+    indexed: frozenset[str] = frozenset()
+    """those of its tags by which it is found"""
+    published: int = 0
+    """position among the tasks with a tag; it does not change"""
+    failed: str = ""
+    """worker of the last attempt that failed"""
+    worker: str = ""
+    """worker of an ended task whose queue keeps ended tasks"""
 
     @property
     def live(self) -> bool:
@@ -113,34 +125,6 @@ class Consumer(NamedTuple):
     keys: tuple[str, ...]
     turn: int = 0
     beat: int = 0
-
-
-class Flow(NamedTuple):
-    """The limits of a queue, and how many rate limit tokens are left."""
-
-    capacity: float = 0
-    max_inflight: float = 0
-    max_tokens: float = 0
-    period: float = 0
-    paused: float = 0
-    intake_paused: float = 0
-    tokens: float = 0
-    at: float = 0
-
-    @property
-    def limited(self) -> bool:
-        """Whether the queue has any limit."""
-        return any(self[:6])
-
-
-class Terms(NamedTuple):
-    """The settings of a queue that the model uses."""
-
-    window: int = 300_000_000
-    max_losses: int = 5
-    result_ttl: int = 3_600_000_000
-    replicas: int = 0
-    flow: Flow = Flow()
 
 
 BYTES = 4_194_304
@@ -307,16 +291,30 @@ class Books:
             self.add(name[0], "fresh", -1)
         return r._replace(place="", fence=0)
 
-    def remember(self, name: Name) -> None:
+    def remember(self, name: Name, state: str) -> None:
         """Note that a task has just ended. Nothing is to be done here: the small models forget nothing."""
+
+    def worker_of(self, token: str) -> str:
+        """Return the worker of a consumer; empty for none."""
+        consumer = self.consumers.get(token)
+        return consumer.worker if consumer else ""
 
     def finish(self, name: Name, r: Record, state: str) -> None:
         """End a withdrawn task in the given final state."""
-        self.remember(name)
+        self.remember(name, state)
+        worker = self.worker_of(r.owner) or r.worker if self.terms_of(name[0]).keep else ""
         self.put(
             name,
             r._replace(
-                state=state, place="", fence=0, owner="", token="", due=0, deadline=0, at=self.now
+                state=state,
+                place="",
+                fence=0,
+                owner="",
+                token="",
+                due=0,
+                deadline=0,
+                at=self.now,
+                worker=worker,
             ),
         )
         self.add(name[0], state, 1)
@@ -345,7 +343,7 @@ class Books:
             r = r._replace(verb=verb, told="ok", settled=r.fence)
         if lost:
             self.add(key, "lost", 1)
-            r = r._replace(losses=r.losses + 1)
+            r = r._replace(losses=r.losses + 1, failed=self.worker_of(r.owner))
             if r.losses > self.terms_of(key).max_losses:
                 self.bury(name, r._replace(told="dead") if verb else r)
                 return True

@@ -7,11 +7,12 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.model.books import Consumer, Flow, Name, Record
+from tests.model.books import Consumer, Name, Record
 from tests.model.deliveries import Received
 from tests.model.players import Plan, Todo
 from tests.model.small import Small, Step
 from tests.model.spec import Retry, Spec
+from tests.model.terms import Flow
 from tests.model.unique import Publish
 
 

@@ -13,10 +13,10 @@ from typing import NamedTuple, Self
 
 from taskqueue_core.schedules import Every, Schedule, TaskTemplate, plan
 from taskqueue_core.schedules.schedule import CatchUp
-from tests.model.books import Flow, Terms
 from tests.model.explore import Broken
 from tests.model.instants import NAME, PAUSED, SECOND, Instants
 from tests.model.schedules import Fire, Run, Schedules, Stored
+from tests.model.terms import Flow, Terms
 from tests.model.unique import Publish, Unique
 
 _WORKER = "w1.1"

@@ -79,6 +79,7 @@ def published(name: bytes, about: bytes, body: bytes) -> Publish:
     times, _, rest = usual.partition(b"/")
     if rest.partition(b"/")[2]:
         raise ValueError("a task has an ordering key, which the specification does not know")
+    tenant = rest.partition(b"/")[0].decode()
     _, not_before, deadline = (times or b"::").split(b":")
     fields: dict[str, Any] = json.loads(rare) if rare else {}
     after = header_of(body).get("after") if "a" in fields else None
@@ -91,6 +92,8 @@ def published(name: bytes, about: bytes, body: bytes) -> Publish:
         Unique.of(fields["u"]) if "u" in fields else None,
         after and After(after["w"], "c" in after, after["p"], after["i"]),
         fields.get("b", ""),
+        tenant,
+        tuple(fields.get("t", ())),
     )
 
 

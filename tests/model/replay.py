@@ -6,17 +6,19 @@ does not cover (fair order, ordering keys, hung tasks) raise an error, so that t
 
 from __future__ import annotations
 
+import json
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from tests.model.answers import COUNTED, error_of, normal, plain, walked
-from tests.model.books import OVER, Flow, Name, Record, Terms
+from tests.model.answers import error_of, normal, plain, walked
+from tests.model.books import OVER, Name, Record
 from tests.model.deliveries import Gone, Late
-from tests.model.fires import Fires
 from tests.model.kin import linked_as, published, shown
+from tests.model.looks import Looks
 from tests.model.spec import Retry
+from tests.model.terms import Flow, Terms
 from tests.model.tracing import Call
 from tests.model.unique import Publish, Unique
 
@@ -28,7 +30,7 @@ class Mismatch(AssertionError):
     """An answer of Redis differs from the specification's."""
 
 
-class Replay(Fires):
+class Replay(Looks):
     """The specified state of one partition; `take` applies one recorded call after the other."""
 
     def __init__(self) -> None:
@@ -118,6 +120,7 @@ class Replay(Fires):
         ask = Retry(
             at, name, int(words[6] or 0), words[7].decode(), int(words[8]), words[9].hex(), int(words[10]),
             int(words[11] or 0), words[15] == b"1", Unique.read(words[17]), words[18].decode(),
+            words[13].decode(), tuple(json.loads(words[19] or b"[]")), words[4] == b"1",
         )  # fmt: skip
         answer = self.schedule_retry((key, task), ask)
         if answer != "lost":
@@ -248,7 +251,7 @@ class Replay(Fires):
     def on_dead_letter(self, words: list[bytes], _: Any) -> Any:
         """Make a delivery's task a dead letter."""
         key, task, fence, token = (word.decode() for word in words[:4])
-        return self.dead_letter((key, task), int(fence), token)
+        return self.dead_letter((key, task), int(fence), token, fails=words[5] == b"1")
 
     def on_progress(self, words: list[bytes], _: Any) -> Any:
         """Record progress of a delivery."""
@@ -275,9 +278,11 @@ class Replay(Fires):
         if any(numbers[_FLOWS:]) or any(words[9:12]):
             raise Mismatch(f"queue {key} has settings that the specification does not know")
         terms = Terms(
-            int(words[3]), int(words[5]), int(words[4]), int(words[8]), Flow(*numbers[:_FLOWS])
-        )
+            int(words[3]), int(words[5]), int(words[4]), int(words[8]), Flow(*numbers[:_FLOWS]),
+            frozenset(filter(None, words[12].decode().split("\0"))), int(words[13]), int(words[14]),
+        )  # fmt: skip
         self.configure(key, terms)
+        self.look_later(key)
         self.idle[key] = self.now + self.queue_ttl(key)
         return "ok"
 
@@ -318,81 +323,13 @@ class Replay(Fires):
         promoted = self.promote_due(int(words[0]))
         return [promoted, _moment(self.first_due())]
 
-    def on_stats(self, words: list[bytes], _: Any) -> Any:
-        """Return the counters of a queue."""
-        key = words[0].decode()
-        oldest = min((r.seq for _, r in self.of(key) if r.open), default=0)
-        subscribers = sum(key in consumer.keys for consumer in self.consumers.values())
-        counters = [*(self.count(key, counter) for counter in COUNTED), self.held_in(key)]
-        return [counters, min(oldest, self.now) or "", subscribers]
 
-    def on_status(self, words: list[bytes], answer: Any) -> Any:
-        """Return the full records of tasks. The sizes of their errors and retry tokens are taken from the answer."""
-        key, told = words[0].decode(), list[Any]()
-        for word, (packed, _, cold, *_) in zip(words[1:], _padded(answer), strict=False):
-            name = key, word.decode()
-            told.append(self.told_of(self.tasks.get(name), self.parents_of(name)))
-            self.read += len(packed or b"") + len(cold or b"")
-            if self.sated:
-                break
-        return told
-
-    def on_result(self, words: list[bytes], _: Any) -> Any:
-        """Return the results of tasks."""
-        key, told = words[0].decode(), list[bytes | None]()
-        for word in words[1:]:
-            result, until = self.results.get((key, word.decode()), (None, 0))
-            told.append(result if until > self.now else None)
-            self.read += len(told[-1] or b"")
-            if self.sated:
-                break
-        return told
-
-    def told_of(self, r: Record | None, parents: list[Any]) -> list[Any]:
-        """Return a task's record in the form of the script's answer; empty if the task is unknown."""
-        if r is None:
-            return []
-        place = "parked" if r.state == "dead" else r.place
-        return [
-            r.state, place, r.priority, r.attempt, r.losses, r.prior, r.handed, r.seq, r.fence, r.at, r.digest, r.verb,
-            int(r.told == "dead"), r.settled, int(bool(r.owner)), parents,
-        ]  # fmt: skip
-
-    def on_dead_letters(self, words: list[bytes], answer: Any) -> Any:
-        """List dead letters. The sizes of their errors and retry tokens are taken from the answer."""
-        key = words[0].decode()
-        dead = [
-            name[1] for _, name in sorted((r.due, n) for n, r in self.of(key) if r.state == "dead")
-        ]
-        after = words[1].decode()
-        if not int(words[2]):  # the caller asks for this dead letter only
-            asked = [after] if after in dead else []
-        else:
-            start = dead.index(after) + 1 if after in dead else 0
-            asked = dead[start : start + int(words[2])]
-        told = list[Any]()
-        for task, (*_, cold, body) in zip(asked, _padded(answer[0]), strict=False):
-            told.append([task, shown(self.bodies[key, task])])
-            self.read += len(cold or b"") + len(body or b"")
-            if self.sated:
-                break
-        return [told, int(len(told) < len(asked))]
-
-
-def replay(calls: Iterable[Call]) -> Replay:
-    """Apply the calls to the specification, in order. Raises `Mismatch` at the first answer that differs."""
-    model = Replay()
+def replay(calls: Iterable[Call], kind: type[Replay] = Replay) -> Replay:
+    """Apply the calls to a specification, in order. Raises `Mismatch` at the first answer that differs."""
+    model = kind()
     for call in calls:
         model.take(call)
     return model
-
-
-def _padded(answer: list[Any]) -> Iterator[list[Any]]:
-    """Yield the answers per task, with empty fields for an unknown task, and then only empty fields."""
-    for told in answer:
-        yield told or [None] * 4
-    while True:
-        yield [None] * 4
 
 
 def _moment(time: float) -> Any:

@@ -11,13 +11,14 @@ from functools import partial
 from typing import Any, Self
 
 from tests.model.acts import give_up, leave, maintain, receive, settle
-from tests.model.books import Flow, Name, Record, Terms
+from tests.model.books import Name, Record
 from tests.model.canonical import key_of
 from tests.model.deliveries import Gone
 from tests.model.explore import Broken
 from tests.model.laws import Fate, Fates, Receipt
 from tests.model.players import AGE, Held, Plan, Todo, Worker
 from tests.model.spec import Spec
+from tests.model.terms import Flow, Terms
 from tests.model.unique import Publish
 
 Step = tuple[str, "Small | Broken"]

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from tests.model.books import OVER, Consumer, Name, Record, Terms
+from tests.model.books import OVER, Consumer, Name, Record
+from tests.model.terms import Terms
 from tests.model.unique import Publish, Unique, UniqueKeys
 
 _TOKENS = 100
@@ -37,6 +38,10 @@ class Retry(NamedTuple):
     free: bool = False
     unique: Unique | None = None
     batch: str = ""
+    tenant: str = ""
+    tags: tuple[str, ...] = ()
+    fails: bool = False
+    """whether it reports an error of the attempt"""
 
 
 class Spec(UniqueKeys):
@@ -67,7 +72,8 @@ class Spec(UniqueKeys):
             return why
         answer = self.count(key, "waiting")
         record = Record(digest=task.digest, priority=task.priority, deadline=task.deadline)
-        record = record._replace(unique=task.unique and task.unique.held(self.now))
+        unique = task.unique and task.unique.held(self.now)
+        record = record._replace(unique=unique, tenant=task.tenant)
         at = task.due(self.now, self.now)
         if task.after or task.batch:
             self.publish_rare(name, record, task, at)
@@ -75,6 +81,8 @@ class Spec(UniqueKeys):
             self.schedule(name, record, at)
         else:
             self.make_available(name, record)
+        if task.tags:
+            self.tag(name, task.tags)
         self.add(key, "fresh", 1)
         self.add(key, "published", 1)
         return answer
@@ -100,6 +108,8 @@ class Spec(UniqueKeys):
             return "duplicate"
         if ask.fence and not self.current(r, ask.fence, ask.token):
             return "lost"
+        is_new = r is None or r.state in OVER
+        failed = self.worker_of(r.owner) if r is not None and r.live else ""
         if r is not None and r.live:
             if ask.fence:
                 r = r._replace(verb="retry", told="ok", settled=r.fence)
@@ -115,6 +125,8 @@ class Spec(UniqueKeys):
                 deadline=ask.deadline,
                 unique=ask.unique and ask.unique.held(self.now),
                 instead="",
+                tenant=ask.tenant,
+                worker="",
             )
         kept = {(known, at) for known, at in r.retries if at > r.attempt - _TOKENS}
         kept.add((token, r.attempt))
@@ -124,8 +136,11 @@ class Spec(UniqueKeys):
             losses=0,
             prior=r.prior + uncounted,
             retries=frozenset(kept),
+            failed=failed if ask.fails else r.failed,
         )
         self.schedule(name, r, ask.at)
+        if is_new and (ask.tags or r.tags):
+            self.tag(name, ask.tags)
         self.add(key, "retried", 1)
         return "accepted"
 
@@ -208,15 +223,16 @@ class Spec(UniqueKeys):
             return "lost"
         return "dead" if self.hand_back(name, r, verb, lost=bool(loser)) else "ok"
 
-    def dead_letter(self, name: Name, fence: int, token: str) -> str:
-        """End a delivery by making its task a dead letter."""
+    def dead_letter(self, name: Name, fence: int, token: str, *, fails: bool = False) -> str:
+        """End a delivery by making its task a dead letter. ``fails``: whether it reports an error of the attempt."""
         r = self.tasks.get(name)
         if r is None:
             return "lost"
         if not self.current(r, fence, token):
             return self.settled_before(r, fence, "bury")
         self.add(name[0], "in_flight", -1)
-        self.bury(name, r._replace(handed=r.attempt, verb="bury", told="ok", settled=r.fence))
+        settled = r._replace(handed=r.attempt, verb="bury", told="ok", settled=r.fence)
+        self.bury(name, settled._replace(failed=self.worker_of(r.owner) if fails else r.failed))
         return "ok"
 
     def leave(self, token: str) -> int:
@@ -265,7 +281,7 @@ class Spec(UniqueKeys):
             return False
         self.add(name[0], "dead", -1)
         if discard:
-            self.finish(name, r, "discarded")
+            self.finish(name, r._replace(worker=r.failed), "discarded")
         else:
             self.make_available(name, r._replace(prior=r.attempt - 1, losses=0))
         return True

@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.errors import LeaseLost, QueueInUse
+from taskqueue_core.errors import InvalidInput, LeaseLost, QueueInUse
 from taskqueue_core.rate_limit import RateLimit
-from taskqueue_core.tasks import Delivery, Task
+from taskqueue_core.tasks import Delivery, State, Task
 from taskqueue_redis import RedisBackend, receiver
 from tests.chaos.cases import CHAOS, SEEDS, passed, small
 from tests.chaos.nemesis import schedule
 from tests.chaos.seeded import scenario
+from tests.model.broken_lists import LIST_MISTAKES
 from tests.model.replay import Mismatch, replay
 from tests.model.traced import TracedFlow, TracedWorld
 from tests.model.tracing import Call, install, traces
@@ -87,7 +89,7 @@ class PlainWorkload(Workload):
     def __init__(self, backend: RedisBackend, clock: ManualClock, chance: random.Random) -> None:
         super().__init__(backend, clock, chance)
         self.orders = False
-        self.verbs += [self.doubt, self.delete, self.look, self.pause]
+        self.verbs += [self.doubt, self.delete, self.look, self.pause, self.list, self.list]
 
     async def end(self) -> None:
         """Do nothing more; the backend closes the consumers."""
@@ -96,13 +98,16 @@ class PlainWorkload(Workload):
         """Set random limits for a queue, or remove them."""
         limits: dict[str, object] = {
             "capacity": self.chance.choice((None, 10)),
-            "max_inflight": self.chance.choice((0, 6)),
+            "max_inflight": self.chance.choice((None, 6)),
             "rate_limit": self.chance.choice((None, RateLimit(max_tokens=9, interval=2))),
             "paused": self.chance.random() < 0.1,
             "intake_paused": self.chance.random() < 0.1,
             "dedupe_window": self.chance.choice((300.0, 3.0)),
             "result_ttl": self.chance.choice((3600.0, 4.0, 2.0)),
             "queue_ttl": self.chance.choice((86_400.0, 60.0)),
+            "index": self.chance.choice((("user",), ("user",), ("user", "shop"), ())),
+            "keep_ended": self.chance.choice((0, 8.0, 3600.0)),
+            "keep_ended_most": self.chance.choice((5, 20)),
         }
         key = self.key()
         settings = await self.backend.control.settings(key)
@@ -136,6 +141,42 @@ class PlainWorkload(Workload):
         await self.backend.schedules.get("t")
         await self.backend.schedules.list(after="s")
 
+    def task(self, key: str) -> Task:
+        """Return a random task, half of them with tags."""
+        tags = self.chance.choice(
+            (None, (), ("user:1",), ("shop:1", "user:2", "user:1"), ("shop:1",))
+        )
+        task = super().task(key)
+        return task if tags is None else replace(task, tags=tags)
+
+    async def list(self) -> None:
+        """Read the first pages of a list of tasks, and what is known of the first of them."""
+        chance, listing, key = self.chance, self.backend.listing, self.key()
+        state = chance.choice((None, *State))
+        tag = chance.choice(("user:1", "user:2", "shop:1")) if state is None else None
+        worker = None if tag or chance.random() < 0.7 else chance.choice("xy")
+        query: dict[str, Any] = {
+            "state": state,
+            "tag": tag,
+            "worker": worker,
+            "tenant": chance.choice((None, None, "a")),
+            "newest": chance.random() < 0.5,
+        }
+        after = None
+        for _ in range(3):
+            try:
+                page = await listing.tasks(key, after=after, limit=chance.randint(1, 4), **query)
+            except (
+                InvalidInput
+            ):  # the queue does not index the tag, or keeps no worker of this state
+                return
+            for task in page.tasks[:1]:
+                await listing.task(key, task.task_id)
+            after = page.next
+            if after is None:
+                return
+            await chance.choice((self.publish, self.receive, self.ack, self.cancel, self.wait))()
+
     async def pause(self) -> None:
         """End all tasks, delete a queue, and advance the clock by days, so that queues are removed; rarely.
 
@@ -152,6 +193,15 @@ class PlainWorkload(Workload):
             for _ in range(3):
                 await self.clock.advance(90_000)
                 await self.maintain()
+
+
+class ListedWorkload(PlainWorkload):
+    """Random workload with more lists, in queues that keep tasks and are not removed."""
+
+    def __init__(self, backend: RedisBackend, clock: ManualClock, chance: random.Random) -> None:
+        super().__init__(backend, clock, chance)
+        self.verbs = [verb for verb in self.verbs if verb not in (self.pause, self.delete)]
+        self.verbs += 5 * [self.limit, self.list, self.receive, self.ack, self.publish]
 
 
 class LargeWorkload(PlainWorkload):
@@ -222,7 +272,12 @@ class LargeWorkload(PlainWorkload):
 
 @pytest.mark.parametrize(
     ("kind", "steps", "seed"),
-    [(PlainWorkload, 1000, 1), (PlainWorkload, 1000, 4), (LargeWorkload, 120, 3)],
+    [
+        (PlainWorkload, 1000, 1),
+        (PlainWorkload, 1000, 4),
+        (ListedWorkload, 1500, 2),
+        (LargeWorkload, 120, 3),
+    ],
 )
 async def test_every_call_of_any_workload(
     folder: Path,
@@ -246,7 +301,8 @@ async def test_every_call_of_any_workload(
                     await backend.control.statuses(key, *map(str, range(150)))
                     await backend.control.stats(key)
                 await workload.end()
-            replayed = replay(traces(server, "{m:0}"))
+            calls = list(traces(server, "{m:0}"))
+            replayed = replay(calls)
     finally:
         end()
     assert replayed.compared > 0.6 * steps
@@ -255,3 +311,6 @@ async def test_every_call_of_any_workload(
         assert replayed.filled > 5
     else:
         assert replayed.fired > 20
+        for mistake, shown_by in LIST_MISTAKES.items() if kind is ListedWorkload else ():
+            with pytest.raises(Mismatch, match=f": ({shown_by}) "):
+                replay(calls, mistake)

@@ -55,6 +55,8 @@ class Publish(NamedTuple):
     unique: Unique | None = None
     after: Any = None
     batch: str = ""
+    tenant: str = ""
+    tags: tuple[str, ...] = ()
 
     def due(self, now: int, first: int) -> int:
         """Return when the task is due."""
@@ -99,7 +101,10 @@ class UniqueKeys(Deliveries):
         first, waited = r.unique.first, r.state == "waiting"
         self.take_contents(name, other, task)
         changed = (r if r.state == "blocked" else self.withdraw(name, r))._replace(
-            priority=task.priority, deadline=task.deadline, unique=task.unique.held(first)
+            priority=task.priority,
+            deadline=task.deadline,
+            unique=task.unique.held(first),
+            tenant=task.tenant,
         )
         if r.fresh and r.state != "blocked":
             self.add(name[0], "fresh", 1)
@@ -113,9 +118,19 @@ class UniqueKeys(Deliveries):
             self.put_back(name, changed)
         else:
             self.make_available(name, changed)
-        self.remember(other)
+        self.tag(name, task.tags)
+        self.remember(other, "replaced")
         past = Record(digest=task.digest, priority=task.priority, state="replaced")
         self.put(other, past._replace(at=self.now, instead=name[1]))
+
+    def tag(self, name: Name, tags: tuple[str, ...]) -> None:
+        """Note the tags that a task has been published with, last in the order of those with the same tag."""
+        index, last = self.terms_of(name[0]).names, self.last.get(name[0], 0)
+        indexed = frozenset(tag for tag in tags if tag.partition(":")[0] in index)
+        self.put(
+            name,
+            self.tasks[name]._replace(tags=tags, indexed=indexed, published=last if tags else 0),
+        )
 
     def delay(self, name: Name, at: int) -> None:
         """Give a blocked task another time. The small models have none."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +15,8 @@ _LARGE = 4096
 """from which size a body makes the reads of its queue small"""
 _QUEUE_TTL = 86_400_000_000
 """microseconds after which an unused queue without settings is removed"""
+_REVISITED = 10_000_000
+"""microseconds after which maintenance looks again at a queue that keeps ended tasks for longer than their ids"""
 
 
 class Upkeep(Schedules):
@@ -25,8 +29,12 @@ class Upkeep(Schedules):
         """by queue key, the version of its settings and these as JSON"""
         self.results: dict[Name, tuple[bytes | None, int]] = {}
         """results, each with the time until which its task is kept"""
-        self.ends: dict[str, list[tuple[int, str]]] = {}
-        """by queue key, when which tasks ended, in the order in which they are forgotten"""
+        self.ends: dict[str, dict[str, list[tuple[int, str]]]] = {}
+        """by queue key and state, when which tasks ended, the oldest first; the id of an erased task is empty"""
+        self.dropped: Counter[tuple[str, str]] = Counter()
+        """by queue key and state, how many tasks have left the front of this list"""
+        self.looks: dict[str, int] = {}
+        """by queue key, when maintenance looks at the ended tasks"""
         self.large: set[str] = set()
         """keys of queues that have had large bodies"""
         self.idle: dict[str, int] = {}
@@ -67,9 +75,14 @@ class Upkeep(Schedules):
         if self.size(name) > _LARGE:
             self.large.add(name[0])
 
-    def remember(self, name: Name) -> None:
+    def remember(self, name: Name, state: str) -> None:
         """Note when a task has ended."""
-        self.ends.setdefault(name[0], []).append((self.now, name[1]))
+        key, task = name
+        ended = self.ends.setdefault(key, {}).setdefault(state, [])
+        ended.append((self.now, task))
+        if len(ended) == 1:
+            soon = self.now + self.terms_of(key).window
+            self.looks[key] = min(soon, self.looks.get(key, soon))
 
     def keep_result(self, name: Name, result: bytes) -> None:
         """Replace the result of a task that was acked just now."""
@@ -152,7 +165,9 @@ class Upkeep(Schedules):
         self.large.discard(key)
         self.purging = {one: place for one, place in self.purging.items() if one != key}
         self.purged = {one: n for one, n in self.purged.items() if one != key}
-        tables: list[dict[str, Any]] = [self.open, self.later, self.marks, self.ends]
+        for place in [place for place in self.dropped if place[0] == key]:
+            del self.dropped[place]
+        tables: list[dict[str, Any]] = [self.open, self.later, self.marks, self.ends, self.looks]
         if settings or key not in self.versions:
             tables += [self.last, self.terms, self.versions, self.idle]
             for place in [place for place in self.counts if place[0] == key]:
@@ -165,7 +180,7 @@ class Upkeep(Schedules):
         removed = 0
         due = sorted((at, key) for key, at in self.idle.items() if at <= self.now)
         for _, key in due[:100]:
-            held = key in self.ends or any(True for _ in self.of(key))
+            held = self.ends.get(key, {}).get("done") or any(True for _ in self.of(key))
             if held or any(self.uses(key)):
                 self.marks.pop(key, None)
             elif self.marks.get(key) == self.last.get(key, 0):
@@ -223,8 +238,7 @@ class Upkeep(Schedules):
         """Return for how long the work that is left has been due; empty if none is left."""
         times = [self.first_due(), *self.first_deadlines().values(), *self.idle.values()]
         times += [until for _, until in self.results.values()]
-        times += [ends[0][0] + self.window(key) for key, ends in self.ends.items()]
-        first = min(times)
+        first = min((*times, *self.looks.values()), default=math.inf)
         return str(int(self.now - first)) if first <= self.now else ""
 
     def unclaimed(self) -> list[str]:
@@ -249,36 +263,61 @@ class Upkeep(Schedules):
                 del self.results[key, task]
             forgotten += self.forget_some(key, [(None, task) for task in ids])
         looked = 0
-        for _, key in sorted(
-            (ends[0][0] + self.window(key), key) for key, ends in self.ends.items()
-        ):
-            some = self.ends[key][: budget - looked]
-            limit = self.now - self.window(key)
-            newer = next((n for n, (at, _) in enumerate(some) if at > limit), len(some))
-            some = some[:newer]
-            looked += len(some)
-            forgotten += self.forget_some(key, some)
-            self.ends[key] = self.ends[key][len(some) :]
-        self.ends = {key: ends for key, ends in self.ends.items() if ends}
+        late_keys = sorted((at, key) for key, at in self.looks.items() if at <= self.now)
+        for _, key in late_keys[:budget]:
+            for state, ended in self.ends.get(key, {}).items():
+                some = self.outlived(key, state, budget - looked)
+                forgotten += self.forget_some(key, some)
+                del ended[: len(some)]
+                self.dropped[key, state] += len(some)
+                looked += len(some)
+            self.look_later(key)
+            if looked >= budget:
+                break
         return forgotten
 
+    def outlived(self, key: str, state: str, budget: int) -> list[tuple[int, str]]:
+        """Return the tasks of a list that are kept no longer: for their time, or because there are too many."""
+        terms, ended = self.terms_of(key), self.ends[key][state]
+        kept = terms.window if state == "replaced" else terms.kept
+        surplus = len(ended) - terms.most if kept > terms.window else 0
+        for n, (at, _) in enumerate(ended[:budget]):
+            if at + terms.window > self.now or (at + kept > self.now and n >= surplus):
+                return ended[:n]
+        return ended[:budget]
+
+    def look_later(self, key: str) -> None:
+        """Set when maintenance looks at the ended tasks of a queue the next time."""
+        terms = self.terms_of(key)
+        times = [
+            ended[0][0] + (terms.window if state == "replaced" else terms.kept)
+            for state, ended in self.ends.get(key, {}).items()
+            if ended
+        ]
+        self.looks.pop(key, None)
+        if times and terms.kept > terms.window:
+            times.append(self.now + _REVISITED)
+        if times:
+            self.looks[key] = min(times)
+
     def forget_some(self, key: str, ends: Sequence[tuple[int | None, str]]) -> int:
-        """Delete the records of tasks that have ended at these times (None for any); return their number."""
-        forgotten = 0
+        """Delete the records of tasks that have ended at these times (None for any); return their number.
+
+        Without a time, because the result has expired, a task is kept until it leaves the list of its state.
+        """
+        forgotten, terms = 0, self.terms_of(key)
         for at, task in ends:
             name = key, task
             r = self.tasks.get(name)
             if r is None or r.state not in OVER or at not in {None, r.at} or name in self.results:
                 continue
-            if not self.forgettable(key, r):
-                self.ends.setdefault(key, []).append((r.at, task))
-            elif r.unique is not None and self.now < r.unique.till:
-                self.results[name] = None, r.unique.till  # kept as long as a result would be
+            till = max(r.unique.till if r.unique else 0, r.at + terms.window if at is None else 0)
+            listed = (r.at, task) in self.ends.get(key, {}).get(r.state, ())
+            if at is None and listed and r.at + terms.kept > self.now:
+                continue
+            if self.now < till:
+                self.results[name] = None, till  # kept as long as a result would be
             else:
                 del self.tasks[name], self.bodies[name]
                 forgotten += 1
         return forgotten
-
-    def window(self, key: str) -> int:
-        """Return for how long a queue recognises the ids of ended tasks."""
-        return self.terms_of(key).window

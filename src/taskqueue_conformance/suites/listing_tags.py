@@ -125,6 +125,16 @@ class ListingTagsSuite(Harness, needs=(Capability.LISTING, Capability.CONTROL)):
         (found,) = await summaries(bench, None, tag=TAG)
         assert (found.state, found.attempt) == (State.SCHEDULED, 2)
 
+    async def test_tags_of_a_retry_that_stores_the_task(self, bench: Bench) -> None:
+        """The retry of a task that is unknown or has ended stores it, and it is found by its own tags alone (U18)."""
+        await bench.configure(index=("user",))
+        await bench.retry(bench.task("t0", tags=(TAG,)), 600)
+        subscription, delivery = await bench.running("t1", tags=("user:1",))
+        await subscription.ack(delivery)
+        await bench.retry(bench.task("t1", tags=(TAG,)), 600)
+        assert await _tagged(bench) == ["t0", "t1"]
+        assert await walk(bench, None, tag="user:1") == []
+
     @needs(Capability.UNIQUE)
     async def test_tags_of_a_replacement(self, bench: Bench) -> None:
         """Contents that replace those of a task bring their own tags; the remembered id is on no list (U18)."""

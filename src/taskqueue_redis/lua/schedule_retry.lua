@@ -3,7 +3,7 @@
 -- ARGV: key, id, time, retry token ("" for the default), "1" if there is an error, error; of the delivery
 -- that the retry settles ("" if none): sequence number, token and attempt; of the task: digest, priority, deadline (""
 -- if none), body, tenant and ordering key ("" if none); "1" if the attempt before the retry does not count; traceback; its
--- unique key as JSON ("" if none), see `rare_of`; the batch that it is a member of ("" if none).
+-- unique key as JSON ("" if none), see `rare_of`; the batch that it is a member of ("" if none); its tags as JSON ("" if none).
 -- Returns how many replicas must confirm, and "accepted", "duplicate" or "lost".
 local q, id, at, token = queue(ARGV[3]), ARGV[4], ARGV[5], ARGV[6]
 local error = ARGV[7] == '1' and ARGV[8] or nil
@@ -41,7 +41,7 @@ if settles and not name then
   return {0, 'lost'}
 end
 
-local live = known and is_live(r)
+local live, is_new = known and is_live(r), false
 local worker = error and owner and worker_of(q, owner, true) or worker_of(q, owner)
 local blocked = live and r.state == BLOCKED
 if blocked then
@@ -67,6 +67,7 @@ elseif known and r.state == DEAD then
   if r.flags > 0 then rarely().note_change(q, r, id, ALIVE, nil, '"scheduled"') end
   rarely().retake(q, id)
 else
+  is_new = true
   if known or not packed then add(q, 'published', 1) end -- else a task whose entry was not found is replaced
   r.digest, r.priority, r.marks, r.tenant, r.entity = digest, priority, 0, ARGV[16], ARGV[17]
   r.flags, r.batch = 0, ''
@@ -88,6 +89,10 @@ if blocked then -- it still waits for others
   rarely().waiting().delay(q, id, tonumber(at))
 else
   schedule(q, r, id, body, at)
+end
+if is_new then
+  tags.drop(q, id)
+  if ARGV[22] ~= '' then tags.put(q, id, cjson.decode(ARGV[22])) end
 end
 if deadline then note_deadline(q, id, deadline) end
 add(q, 'retried', 1)

@@ -1,0 +1,97 @@
+# ruff: noqa: D102 - each method stands for the one of `Replay` that it breaks
+"""Specifications of tags and of kept tasks with one deliberate mistake each, which a replay must find."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.model.books import Name, Record
+from tests.model.looks import Item
+from tests.model.replay import Replay
+
+
+class IndexesEveryTag(Replay):
+    """Mistake: a task is found by tags that its queue does not index."""
+
+    def tag(self, name: Name, tags: tuple[str, ...]) -> None:
+        super().tag(name, tags)
+        self.put(name, self.tasks[name]._replace(indexed=frozenset(tags)))
+
+
+class IndexesBySettingsOfNow(Replay):
+    """Mistake: the setting of the time of the search decides, instead of that of the publish."""
+
+    def items_of(self, key: str, kind: str, *rest: Any) -> list[Item]:
+        index = self.terms_of(key).names
+        for name, r in list(self.of(key)):
+            found = frozenset(tag for tag in r.tags if tag.partition(":")[0] in index)
+            self.put(name, r._replace(indexed=found))
+        return super().items_of(key, kind, *rest)
+
+
+class KeepsReplacedTags(Replay):
+    """Mistake: a task whose contents are replaced keeps its former tags."""
+
+    def tag(self, name: Name, tags: tuple[str, ...]) -> None:
+        former = self.tasks[name]
+        if not former.tags:
+            super().tag(name, tags)
+
+
+class ForgetsTheWorker(Replay):
+    """Mistake: an ended task does not keep its worker."""
+
+    def finish(self, name: Name, r: Record, state: str) -> None:
+        super().finish(name, r, state)
+        self.put(name, self.tasks[name]._replace(worker=""))
+
+
+class KeepsAWindowOnly(Replay):
+    """Mistake: ended tasks are forgotten with their ids, whatever the queue keeps."""
+
+    def outlived(self, key: str, state: str, budget: int) -> list[tuple[int, str]]:
+        terms = self.terms[key] = self.terms_of(key)
+        self.terms[key] = terms._replace(keep=0)
+        found = super().outlived(key, state, budget)
+        self.terms[key] = terms
+        return found
+
+
+class KeepsAnyNumber(Replay):
+    """Mistake: however many tasks have ended, each is kept for its time."""
+
+    def outlived(self, key: str, state: str, budget: int) -> list[tuple[int, str]]:
+        terms = self.terms_of(key)
+        self.terms[key] = terms._replace(most=10**9)
+        found = super().outlived(key, state, budget)
+        self.terms[key] = terms
+        return found
+
+
+class CountsFromTheFront(Replay):
+    """Mistake: positions in a list of ends change when the oldest tasks leave it."""
+
+    def forget(self, budget: int) -> int:
+        forgotten = super().forget(budget)
+        self.dropped.clear()
+        return forgotten
+
+
+class KnowsKeptIds(Replay):
+    """Mistake: a task that is kept only to be shown makes a publish of its id a duplicate."""
+
+    def forgettable(self, key: str, record: Record) -> bool:
+        return super().forgettable(key, record) and self.now >= record.at + self.terms_of(key).kept
+
+
+LIST_MISTAKES: dict[type[Replay], str] = {
+    IndexesEveryTag: "list",
+    IndexesBySettingsOfNow: "list",
+    KeepsReplacedTags: "list|task",
+    ForgetsTheWorker: "list|task",
+    KeepsAWindowOnly: "maintain",
+    KeepsAnyNumber: "maintain",
+    CountsFromTheFront: "list",
+    KnowsKeptIds: "publish|schedule_fire",
+}
+"""for each mistake, the scripts of which one shows it first"""
