@@ -204,6 +204,9 @@ class Queue:
         end, pending = _end_of(wait), list(tasks)
         for check in self._checks:
             check(pending)
+        if len(pending) == 1:
+            (confirmation,) = await self._publish_batch(pending, end)
+            return (confirmation,)
         confirmations: dict[int, Confirmation] = {}
         absent: dict[TaskRef, Confirmation] = {}
         for part in in_parts(pending, LIMITS.batch):

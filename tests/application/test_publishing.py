@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -356,6 +357,26 @@ def test_blocking_calls() -> None:
         assert (handle.result(5), other.result(5)) == (1.5, 2.0)
         third = half.publish_sync(5)
         assert third.cancel()
+
+
+async def _calls(publish: Callable[[], Awaitable[Any]]) -> int:
+    """Return how many functions one publish calls."""
+    await publish()
+    events: list[str] = []
+    sys.setprofile(lambda _frame, event, _function: events.append(event))
+    try:
+        await publish()
+    finally:
+        sys.setprofile(None)
+    return events.count("call") + events.count("c_call")
+
+
+async def test_a_typed_publish_costs_little() -> None:
+    """U1: a typed publish calls at most a quarter more functions than `Queue.publish`."""
+    queue = Queue(MemoryBackend())
+    plain = await _calls(lambda: queue.publish("half", {"number": 3}))
+    async with tasks.connect(queue):
+        assert await _calls(lambda: half.publish(3)) <= 1.25 * plain
 
 
 def test_schemas() -> None:
