@@ -60,10 +60,13 @@ def test_a_worker_that_only_fails_ends_with_3(cli: Cli, server: str) -> None:
 
 
 def test_a_poison_task_ends_visibly(cli: Cli, server: str) -> None:
-    """C16 and C26: a task that always fails becomes a dead letter with its error, and its status names the reason."""
+    """C16 and C26: a task that always fails becomes a dead letter with its error, and its status names the reason.
+
+    The worker takes the option ``--server`` like other commands.
+    """
     words = ["--max-attempts", "1", "--server", server]
     cli("publish", "double", '"not a number"', "--id", "poison", *words)
-    with worker("worker", "--url", server):
+    with worker("worker", "--server", server):
         wait_for(cli, server, "double", "poison", "dead")
     letter = cli("dlq", "show", "double", "poison", "--server", server, "--json").json
     assert letter["reason"] == "invalid_payload"

@@ -46,7 +46,9 @@ def run(
     url: Annotated[
         str | None,
         option(
-            "URL of the server. Default: as defined by the worker, otherwise TASKQUEUE_SERVER_URL."
+            "URL of the server. Default: as defined by the worker, otherwise TASKQUEUE_SERVER_URL.",
+            "--url",
+            "--server",
         ),
     ] = None,
     concurrency: Annotated[
