@@ -72,7 +72,7 @@ class Fires(Lines, ABC):
         """Return schedules that are due."""
         limit, waiting = int(words[0]), self.by_due_time()
         late = [name for at, name in waiting if at <= self.now]
-        told = self.told_of_schedules(late[:limit])
+        told = self.told_of_schedules(late[:limit], plain=True)
         rest = waiting[len(told) // 3 :]
         return [self.now, rest[0][0] if rest else "", *told]
 
@@ -83,14 +83,17 @@ class Fires(Lines, ABC):
         some = [name for name in names if _within(field_of(name), first, last)]
         return self.told_of_schedules(some[:most])
 
-    def told_of_schedules(self, names: Sequence[Name]) -> list[Any]:
-        """Return the field, the record and the specification of each schedule, until the call has read enough."""
+    def told_of_schedules(self, names: Sequence[Name], *, plain: bool = False) -> list[Any]:
+        """Return the field, the record and the specification of each schedule, until the call has read enough.
+
+        A ``plain`` record has no outcomes.
+        """
         told = list[Any]()
         for name in names:
             stored = self.schedules[name]
             head = f"{stored.version}:{_shown(stored.next_at)}"
             head += f":{stored.refused}" if stored.refused else ""
-            record = "\n".join((head, *stored.lines)) if stored.lines else head + "\n"
+            record = head + "\n" + ("" if plain else "\n".join(stored.lines))
             told += [field_of(name), record, stored.spec]
             self.read += len(record) + len(stored.spec)
             if self.sated:

@@ -133,7 +133,7 @@ class Due(msgspec.Struct, frozen=True, kw_only=True):
     now: float
     """the time on the store's clock at this answer; plans are made for it"""
     schedules: tuple[StoredSchedule, ...] = ()
-    """the schedules whose time has come, the earliest first"""
+    """the schedules whose time has come, the earliest first; they may lack their ``recent`` outcomes"""
     next_at: float | None = None
     """the time of the earliest schedule that is not in ``schedules``; it has passed if there are more that are due"""
 

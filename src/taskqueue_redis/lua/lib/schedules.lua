@@ -65,8 +65,9 @@ local function mend_schedule(field)
   return true
 end
 
--- Appends schedules to an answer: field, record, specification. Returns how many of `fields` it has read.
-local function append_schedules(answer, fields)
+-- Appends schedules to an answer: field, record (without outcomes if `plain`), specification. Returns how many of
+-- `fields` it has read.
+local function append_schedules(answer, fields, plain)
   for i = 1, #fields do
     local record = call('HGET', SCHEDULES, fields[i])
     local spec = parse_schedule(record) and call('HGET', SPECS, fields[i])
@@ -75,6 +76,7 @@ local function append_schedules(answer, fields)
     end
     if spec then
       local n = #answer
+      if plain then record = string.match(record, '^[^\n]*\n') end
       answer[n + 1], answer[n + 2], answer[n + 3] = fields[i], record, spec
       bytes = bytes + #record + #spec
       if bytes >= BYTES then return i end
