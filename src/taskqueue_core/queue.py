@@ -204,9 +204,8 @@ class Queue:
         end, pending = _end_of(wait), list(tasks)
         for check in self._checks:
             check(pending)
-        if len(pending) == 1:
-            (confirmation,) = await self._publish_batch(pending, end)
-            return (confirmation,)
+        if len(pending) == 1:  # it waits for no other task of the call
+            return tuple(await self._publish_batch(pending, end))
         confirmations: dict[int, Confirmation] = {}
         absent: dict[TaskRef, Confirmation] = {}
         for part in in_parts(pending, LIMITS.batch):

@@ -63,9 +63,8 @@ class Tails:
         start = Position.read(message[_LENGTH:first].decode())
         assert start is not None  # noqa: S101 - it is None only for None
         tail = self._tails.get(channel)
-        if (
-            tail is None or tail.end != start
-        ):  # a message is missing, or the task has another stream
+        # If it ends elsewhere, a message is missing, or the task has another stream.
+        if tail is None or tail.end != start:
             tail = self._tails[channel] = _Tail(start)
         tail.add(tuple(_events(message, first)), time.monotonic())
 

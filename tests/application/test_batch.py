@@ -160,9 +160,8 @@ async def test_a_wrong_call_leaves_nothing_stored(wrong: str) -> None:
     """U16: all calls are checked before one of them is stored, also those that a later request would store."""
     tasks, backend = _measuring(), MemoryBackend()
     size, total = tasks.functions["size"], tasks.functions["total"]
-    tags = tuple(
-        map(str, range(7))
-    )  # with that of the declaration and that of the batch, they are nine
+    # With that of the declaration and that of the batch, they are nine.
+    tags = tuple(map(str, range(7)))
     calls = {
         "call": "size",
         "value": size.using(priority=10).call("x"),

@@ -10,6 +10,17 @@ from tests.model.looks import Item
 from tests.model.replay import Replay
 
 
+def _outlived(
+    model: Replay, key: str, state: str, budget: int, **changed: int
+) -> list[tuple[int, str]]:
+    """Return what `Replay.outlived` returns with changed settings."""
+    terms = model.terms_of(key)
+    model.terms[key] = terms._replace(**changed)
+    found = Replay.outlived(model, key, state, budget)
+    model.terms[key] = terms
+    return found
+
+
 class IndexesEveryTag(Replay):
     """Mistake: a task is found by tags that its queue does not index."""
 
@@ -50,22 +61,14 @@ class KeepsAWindowOnly(Replay):
     """Mistake: ended tasks are forgotten with their ids, whatever the queue keeps."""
 
     def outlived(self, key: str, state: str, budget: int) -> list[tuple[int, str]]:
-        terms = self.terms[key] = self.terms_of(key)
-        self.terms[key] = terms._replace(keep=0)
-        found = super().outlived(key, state, budget)
-        self.terms[key] = terms
-        return found
+        return _outlived(self, key, state, budget, keep=0)
 
 
 class KeepsAnyNumber(Replay):
     """Mistake: however many tasks have ended, each is kept for its time."""
 
     def outlived(self, key: str, state: str, budget: int) -> list[tuple[int, str]]:
-        terms = self.terms_of(key)
-        self.terms[key] = terms._replace(most=10**9)
-        found = super().outlived(key, state, budget)
-        self.terms[key] = terms
-        return found
+        return _outlived(self, key, state, budget, most=10**9)
 
 
 class CountsFromTheFront(Replay):

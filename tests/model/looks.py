@@ -98,10 +98,9 @@ class Looks(Fires):
         )
 
         def is_wanted(r: Record) -> bool:
-            own = self.worker_of(r.owner) or r.worker
             return (
                 tenant in {"", r.tenant}
-                and worker in {"", own}
+                and worker in {"", self.shown_worker(r)}
                 and state in {"", str(number_of(r))}
             )
 
@@ -136,16 +135,11 @@ class Looks(Fires):
                 found = [(name, r) for name, r in records if r.open]
                 return [self.waiting_item(name, r) for name, r in found]
             case "in_flight":
-                found = [(n, r) for n, r in records if r.owner and r.owner in (tokens or {r.owner})]
-                if tokens is not None and not tokens:
-                    found = []
+                found = [(name, r) for name, r in records if r.owner]
                 return [
-                    Item(
-                        (_place(str(r.priority)), r.fence),
-                        f"{r.priority} {r.fence}",
-                        *(name, r, self.size(name)),
-                    )
+                    self.open_item(str(r.priority), name, r)
                     for name, r in found
+                    if tokens is None or r.owner in tokens
                 ]
             case "scheduled" | "blocked" | "dead":
                 return [_member(kind, name, r) for name, r in records if r.state == kind]
@@ -155,9 +149,16 @@ class Looks(Fires):
         """Return the place of a waiting task: with those that came back, or in the stream of its priority."""
         if r.place == "parked":
             return _set_item(f"z{r.priority}", r.seq, name[1], name, r)
-        section = f"s{r.priority}"
+        return self.open_item(f"s{r.priority}", name, r)
+
+    def open_item(self, section: str, name: Name, r: Record) -> Item:
+        """Return the place of a task by its entry in the stream of its priority."""
         order = _place(section), r.fence
         return Item(order, f"{section} {r.fence}", name, r, self.size(name))
+
+    def shown_worker(self, r: Record) -> str:
+        """Return the worker that has the task, or the one that its queue keeps; empty for none."""
+        return self.worker_of(r.owner) or r.worker
 
     def ended_items(self, key: str, state: str) -> list[Item]:
         """Return the places of the list of one end. A place stays if its id is used again, or if its task is erased."""
@@ -170,10 +171,9 @@ class Looks(Fires):
 
     def summary(self, name: Name, r: Record) -> list[Any]:
         """Return what a list shows of a task."""
-        worker = self.worker_of(r.owner) or r.worker
         due = r.due if r.state == "scheduled" else ""
         numbers = [number_of(r), r.attempt, r.losses, r.priority]
-        return [name[1], *numbers, r.tenant, "", r.at, due, worker, _joined(r.tags)]
+        return [name[1], *numbers, r.tenant, "", r.at, due, self.shown_worker(r), _joined(r.tags)]
 
     def on_task(self, words: list[bytes], _: Any) -> Any:
         """Return what is known of a task, without the time of its last delivery."""
@@ -183,9 +183,8 @@ class Looks(Fires):
             return []
         body = None if r.state in OVER else shown(self.bodies[name])
         published, tags = (f"{r.published:017}", _joined(r.tags)) if r.tags else (None, None)
-        worker = self.worker_of(r.owner) or r.worker or None
         status = self.told_of(r, self.parents_of(name))
-        return [status, body, r.seq, published, tags, worker, r.tenant]
+        return [status, body, r.seq, published, tags, self.shown_worker(r) or None, r.tenant]
 
 
 def number_of(r: Record) -> int:

@@ -166,10 +166,8 @@ class PlainWorkload(Workload):
         for _ in range(3):
             try:
                 page = await listing.tasks(key, after=after, limit=chance.randint(1, 4), **query)
-            except (
-                InvalidInput
-            ):  # the queue does not index the tag, or keeps no worker of this state
-                return
+            except InvalidInput:
+                return  # the queue does not index the tag, or keeps no worker of this state
             for task in page.tasks[:1]:
                 await listing.task(key, task.task_id)
             after = page.next

@@ -134,7 +134,7 @@ class Listing(Protocol):
         * waiting: by priority, highest first; in each priority, released tasks first, then in the order in which they
           became available. Those that wait for their ordering key come last. Fair order does not change this.
         * in flight: by priority, and in the order in which they became available, those that were released in the order
-          of their next delivery. With fair order or ordering keys, the release counts instead of that delivery.
+          of their next delivery. With fair order or ordering keys, the release may count instead of that delivery.
         * scheduled: by the time at which they become available
         * blocked: in the order in which they became blocked; dead: in the order in which they became dead letters
         * ended: by the time of the end

@@ -49,6 +49,7 @@ class OutgoingEvents:
         self._unsent: dict[str, None] = {}
         self._size = 0
         self._sent = 0
+        """number of unconfirmed events that were sent on this connection"""
 
     def __bool__(self) -> bool:
         return bool(self._streams)

@@ -3,7 +3,8 @@
 -- ARGV: key, id, time, retry token ("" for the default), "1" if there is an error, error; of the delivery
 -- that the retry settles ("" if none): sequence number, token and attempt; of the task: digest, priority, deadline (""
 -- if none), body, tenant and ordering key ("" if none); "1" if the attempt before the retry does not count; traceback; its
--- unique key as JSON ("" if none), see `rare_of`; the batch that it is a member of ("" if none); its tags as JSON ("" if none).
+-- unique key as JSON ("" if none), see `rare_of`; the batch that it is a member of ("" if none); its tags as
+-- JSON ("" if none).
 -- Returns how many replicas must confirm, and "accepted", "duplicate" or "lost".
 local q, id, at, token = queue(ARGV[3]), ARGV[4], ARGV[5], ARGV[6]
 local error = ARGV[7] == '1' and ARGV[8] or nil
