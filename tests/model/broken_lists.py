@@ -8,14 +8,15 @@ from typing import Any
 from tests.model.books import Name, Record
 from tests.model.looks import Item
 from tests.model.replay import Replay
+from tests.model.terms import Terms
 
 
 def _outlived(
-    model: Replay, key: str, state: str, budget: int, **changed: int
+    model: Replay, key: str, state: str, budget: int, wrong: Terms
 ) -> list[tuple[int, str]]:
-    """Return what `Replay.outlived` returns with changed settings."""
+    """Return what `Replay.outlived` returns with other settings."""
     terms = model.terms_of(key)
-    model.terms[key] = terms._replace(**changed)
+    model.terms[key] = wrong
     found = Replay.outlived(model, key, state, budget)
     model.terms[key] = terms
     return found
@@ -61,14 +62,15 @@ class KeepsAWindowOnly(Replay):
     """Mistake: ended tasks are forgotten with their ids, whatever the queue keeps."""
 
     def outlived(self, key: str, state: str, budget: int) -> list[tuple[int, str]]:
-        return _outlived(self, key, state, budget, keep=0)
+        return _outlived(self, key, state, budget, self.terms_of(key)._replace(keep=0))
 
 
 class KeepsAnyNumber(Replay):
     """Mistake: however many tasks have ended, each is kept for its time."""
 
     def outlived(self, key: str, state: str, budget: int) -> list[tuple[int, str]]:
-        return _outlived(self, key, state, budget, most=10**9)
+        unlimited = self.terms_of(key)._replace(most=10**9)
+        return _outlived(self, key, state, budget, unlimited)
 
 
 class CountsFromTheFront(Replay):

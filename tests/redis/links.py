@@ -66,6 +66,11 @@ class Puppet:
         """The URL of the fake server."""
         return f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
+    @property
+    def open(self) -> int:
+        """The number of open connections."""
+        return len(self._open)
+
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         return self

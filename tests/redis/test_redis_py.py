@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,13 +13,16 @@ from typing import Any
 
 import pytest
 
+from taskqueue_redis.addresses import HostAddress
+from taskqueue_redis.connection.connector import Connector
 from taskqueue_redis.connection.failures import AnswerLost, Misconfigured, NotReached
+from taskqueue_redis.connection.sentinel import SentinelTopology
 from tests.chaos.proxy import FaultProxy
 from tests.redis.backends import opened, publish, take, until
 from tests.redis.clusters import Cluster, Sentinels
 from tests.redis.conftest import MakeServer
 from tests.redis.engines import find_engine
-from tests.redis.links import KEY, SHORT, Puppet, linked, linked_to_puppet
+from tests.redis.links import KEY, SHORT, Puppet, linked, linked_to_puppet, settings_for
 from tests.redis.servers import RedisServer
 
 
@@ -141,6 +145,31 @@ async def test_invalid_replies_about_the_servers(scheme: str, reply: str) -> Non
                 await link.command(KEY, "PING")
             with pytest.raises(NotReached):
                 await link.everywhere("PING")
+
+
+def sentinel_reply(host: str, port: int) -> bytes:
+    """Return what a Sentinel replies about a master."""
+    words = ["ip", host, "port", str(port), "config-epoch", "1"]
+    parts = [f"${len(word)}\r\n{word}\r\n" for word in words]
+    return f"*{len(parts)}\r\n{''.join(parts)}".encode()
+
+
+async def test_a_sentinel_that_is_no_longer_asked() -> None:
+    """U28: whenever the question to a Sentinel is cancelled, for others have answered, its connection is closed."""
+    settings = settings_for("redis+sentinel://127.0.0.1:1/main")
+    topology = SentinelTopology(Connector(settings))
+    async with Puppet(lambda _, __: sentinel_reply("127.0.0.1", 1)) as puppet:
+        place = HostAddress("127.0.0.1", int(puppet.url.rpartition(":")[2]))
+        for steps in itertools.count():
+            asked = asyncio.create_task(topology._ask(place))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            asked.cancel()
+            await asyncio.wait([asked])
+            await until(lambda: puppet.open == 0, f"it is closed if cancelled after {steps} steps")
+            if not asked.cancelled():
+                assert asked.result() == (1, "127.0.0.1", 1)
+                break
 
 
 proxies: dict[int, int] = {}

@@ -16,11 +16,9 @@ from weakref import WeakSet
 
 from redis._parsers import _AsyncHiredisParser
 from redis._parsers.hiredis import NOT_ENOUGH_DATA
-from redis.asyncio.client import Redis
 from redis.asyncio.connection import (
     AbstractConnection,
     Connection,
-    ConnectionPool,
     SSLConnection,
     UnixDomainSocketConnection,
 )
@@ -230,28 +228,22 @@ class Connector:
         login = self._login if settings.has_password else None
         return options | {"db": address.database, "credential_provider": login}
 
-    def sentinel(self, place: HostAddress) -> Redis:
-        """Return a client of a Sentinel, which the caller must close."""
-        return Redis.from_pool(
-            ConnectionPool(host=place.host, port=place.port, **self.options(sentinel=True))
-        )
-
-    async def open(self, place: HostAddress) -> RedisConnection:
-        """Connect to a server and log in. Raises `Unreachable`."""
+    async def open(self, place: HostAddress, *, sentinel: bool = False) -> RedisConnection:
+        """Connect to a server, or to a Sentinel, and log in. Raises `Unreachable`."""
         try:
-            connection = await self._connect(place)
+            connection = await self._connect(place, self.options(sentinel=sentinel))
         except Exception as error:  # noqa: BLE001 - redis-py and providers of credentials raise errors of any class
             policy, failure = classify_connecting(error)
             if not self._named or not says_denied(failure):
                 raise Unreachable(policy, failure) from None
             self._named = False  # the ACL may forbid CLIENT SETNAME, which nothing depends on
-            return await self.open(place)
-        self._open.add(connection)
-        self._loop = connection.loop
+            return await self.open(place, sentinel=sentinel)
+        if not sentinel:  # renewed credentials are not those of Sentinels
+            self._open.add(connection)
+            self._loop = connection.loop
         return connection
 
-    async def _connect(self, place: HostAddress) -> RedisConnection:
-        options = self.options()
+    async def _connect(self, place: HostAddress, options: dict[str, Any]) -> RedisConnection:
         kind = options.pop("connection_class")
         address = {"path": place.path} if place.path else {"host": place.host, "port": place.port}
         opened = (_UnixConnection if place.path else kind)(**address, **options)

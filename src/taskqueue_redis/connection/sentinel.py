@@ -62,14 +62,17 @@ class SentinelTopology(Topology):
         return reports
 
     async def _ask(self, place: HostAddress) -> tuple[int, str, int]:
-        client = self.connector.sentinel(place)
         settings = self.connector.settings
+        connection = None
         try:
             async with asyncio.timeout(settings.connect_timeout):
-                state: Any = await client.sentinel_master(settings.address.service)
-            address = self.connector.remap((str(state["ip"]), int(state["port"])))
-            return int(state["config-epoch"]), *address
+                connection = await self.connector.open(place, sentinel=True)
+                reply: Any = await connection.call("SENTINEL", "MASTER", settings.address.service)
+            state = dict(zip(reply[::2], reply[1::2], strict=True))
+            address = self.connector.remap((state[b"ip"].decode(), int(state[b"port"])))
+            return int(state[b"config-epoch"]), *address
         except Exception as error:  # noqa: BLE001 - an invalid reply raises errors of any class
             raise Unreachable(*classify_connecting(error)) from None
         finally:
-            await client.aclose()
+            if connection is not None:
+                connection.give_up("the Sentinel was asked")
