@@ -20,7 +20,12 @@ from taskqueue_core.application.context import Context
 from taskqueue_core.application.dependencies import dependencies_of
 from taskqueue_core.application.errors import InvalidArguments
 from taskqueue_core.application.json_codec import JsonCodec, bytes_fault, describe, is_record
-from taskqueue_core.application.type_errors import annotation_error, handler_error, without_mark
+from taskqueue_core.application.type_errors import (
+    annotation_error,
+    handler_error,
+    name_error,
+    without_mark,
+)
 from taskqueue_core.errors import InvalidInput, TaskQueueError, TooLarge
 from taskqueue_core.limits import LIMITS, check_digits, check_encoded, check_json
 from taskqueue_core.policy_model import nearest_first
@@ -88,7 +93,7 @@ class Arguments(_Payload):
             if parameter.kind is parameter.VAR_KEYWORD:
                 extra = True
             elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
-                raise handler_error(function, f"parameter {name!r} cannot be passed by name")
+                raise name_error(function, parameter)
             else:
                 fields[name] = self._annotation(function, parameter)
         self._partial: dict[frozenset[str], JsonCodec] = {}
@@ -237,7 +242,7 @@ class BatchArguments(_Payload):
             if name in self.dependencies:
                 continue
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-                raise handler_error(function, f"parameter {name!r} cannot be passed by name")
+                raise name_error(function, parameter)
             kind = _item_type(parameter.annotation)
             if _is_context(kind):
                 self._contexts.append(name)
@@ -379,7 +384,10 @@ def handler_signature(function: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(function, eval_str=True)
     except (NameError, TypeError, ValueError, SyntaxError, AttributeError) as error:
-        raise handler_error(function, f"its signature cannot be read: {error}") from error
+        why = f"its signature cannot be read: {error}"
+        if isinstance(error, NameError):
+            why += "; import it in the module, and not only for type checkers"
+        raise handler_error(function, why) from error
 
 
 def _by_name(fields: dict[str, Any], *, allow_extra: bool) -> JsonCodec:

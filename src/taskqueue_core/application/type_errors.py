@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NotRequired, get_args, get_origin
 
@@ -89,3 +90,16 @@ def handler_error(function: Callable[..., Any], what: str) -> ConfigurationError
     """Return the error for a function that cannot be a handler."""
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return ConfigurationError(f"{name} cannot be a task handler: {what}")
+
+
+def name_error(function: Callable[..., Any], parameter: inspect.Parameter) -> ConfigurationError:
+    """Return the error for a parameter to which arguments cannot be passed by name."""
+    name = parameter.name
+    advice = {
+        parameter.POSITIONAL_ONLY: "remove the '/'",
+        parameter.VAR_POSITIONAL: f"write '{name}: list[...]' without the '*'",
+        parameter.VAR_KEYWORD: f"write '{name}: dict[str, ...]' without the '**'",
+    }
+    return handler_error(
+        function, f"parameter {name!r} cannot be passed by name: {advice[parameter.kind]}"
+    )
