@@ -23,6 +23,7 @@ from taskqueue_core.application.json_codec import JsonCodec, bytes_fault, descri
 from taskqueue_core.application.type_errors import (
     annotation_error,
     handler_error,
+    handler_signature,
     name_error,
     without_mark,
 )
@@ -377,17 +378,6 @@ def _check_annotated(
 def _is_context(annotation: Any) -> bool:
     """Return whether an annotation is ``Context`` or ``Context[State]``."""
     return annotation is Context or get_origin(annotation) is Context
-
-
-def handler_signature(function: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature, with evaluated annotations. Raises `ConfigurationError`."""
-    try:
-        return inspect.signature(function, eval_str=True)
-    except (NameError, TypeError, ValueError, SyntaxError, AttributeError) as error:
-        why = f"its signature cannot be read: {error}"
-        if isinstance(error, NameError):
-            why += "; import it in the module, and not only for type checkers"
-        raise handler_error(function, why) from error
 
 
 def _by_name(fields: dict[str, Any], *, allow_extra: bool) -> JsonCodec:

@@ -10,10 +10,9 @@ from typing import Any, Never, NoReturn, Union, cast, get_args, get_origin
 from pydantic import PydanticUserError, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from taskqueue_core.application.arguments import handler_signature
 from taskqueue_core.application.errors import InvalidResult
 from taskqueue_core.application.json_codec import JsonCodec, bytes_fault, describe
-from taskqueue_core.application.type_errors import annotation_error
+from taskqueue_core.application.type_errors import annotation_error, handler_signature
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.json_text import encode_json, to_builtins
 from taskqueue_core.limits import check_digits, check_encoded, check_json, kind_of

@@ -86,6 +86,17 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
 
 
+def handler_signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature, with evaluated annotations. Raises `ConfigurationError`."""
+    try:
+        return inspect.signature(function, eval_str=True)
+    except (NameError, TypeError, ValueError, SyntaxError, AttributeError) as error:
+        why = f"its signature cannot be read: {error}"
+        if isinstance(error, NameError):
+            why += "; import it in the module, and not only for type checkers"
+        raise handler_error(function, why) from error
+
+
 def handler_error(function: Callable[..., Any], what: str) -> ConfigurationError:
     """Return the error for a function that cannot be a handler."""
     name = getattr(function, "__qualname__", type(function).__qualname__)
@@ -95,11 +106,10 @@ def handler_error(function: Callable[..., Any], what: str) -> ConfigurationError
 def name_error(function: Callable[..., Any], parameter: inspect.Parameter) -> ConfigurationError:
     """Return the error for a parameter to which arguments cannot be passed by name."""
     name = parameter.name
-    advice = {
-        parameter.POSITIONAL_ONLY: "remove the '/'",
-        parameter.VAR_POSITIONAL: f"write '{name}: list[...]' without the '*'",
-        parameter.VAR_KEYWORD: f"write '{name}: dict[str, ...]' without the '**'",
-    }
-    return handler_error(
-        function, f"parameter {name!r} cannot be passed by name: {advice[parameter.kind]}"
-    )
+    if parameter.kind is parameter.POSITIONAL_ONLY:
+        advice = "remove the '/'"
+    elif parameter.kind is parameter.VAR_POSITIONAL:
+        advice = f"write '{name}: list[...]' without the '*'"
+    else:
+        advice = f"write '{name}: dict[str, ...]' without the '**'"
+    return handler_error(function, f"parameter {name!r} cannot be passed by name: {advice}")
