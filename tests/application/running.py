@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import NamedTuple, TypeAlias
 
+import pytest
+
 from taskqueue_core.backend import Backend
 from taskqueue_worker import BaseWorker
 
@@ -19,6 +21,11 @@ class World(NamedTuple):
 
 
 OpenWorld: TypeAlias = Callable[[], AbstractAsyncContextManager[World]]
+
+also_on_a_cluster = pytest.mark.parametrize(
+    "world", ["memory", "redis", "cluster", "server"], indirect=True
+)
+"""runs a test on each kind of store and on a cluster"""
 
 
 @asynccontextmanager

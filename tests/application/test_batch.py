@@ -25,7 +25,7 @@ from taskqueue_core.limits import LIMITS
 from taskqueue_memory import MemoryBackend
 from taskqueue_worker import LocalWorker
 from tests.application.flows import SECONDS, Flows, until
-from tests.application.running import OpenWorld, working
+from tests.application.running import OpenWorld, also_on_a_cluster, working
 
 
 @pytest.fixture
@@ -34,6 +34,7 @@ def flows() -> Flows:
     return Flows()
 
 
+@also_on_a_cluster
 async def test_all_are_done(flows: Flows, world: OpenWorld) -> None:
     """U16: `then` and `ended` run once when the batch is closed and all members are done; `failed` does not."""
     async with (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-import pytest
 from cryptography.fernet import Fernet as Cipher
 
 from taskqueue_core import (
@@ -26,7 +25,7 @@ from taskqueue_core import (
 )
 from taskqueue_core.tasks import Published
 from tests.application.flows import SECONDS, until
-from tests.application.running import OpenWorld, working
+from tests.application.running import OpenWorld, also_on_a_cluster, working
 
 
 class Shop:
@@ -140,7 +139,7 @@ def _status(handle: Handle[str]) -> Published | None:
     return None if handle.confirmation is None else handle.confirmation.status
 
 
-@pytest.mark.parametrize("world", ["memory", "redis", "cluster", "server"], indirect=True)
+@also_on_a_cluster
 async def test_together(world: OpenWorld) -> None:
     """U12, U13, U15, U17: the calls of the pages do what they say, with encrypted payloads, on each kind of store."""
     shop = Shop()

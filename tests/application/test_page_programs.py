@@ -11,7 +11,7 @@ import pytest
 from cryptography.fernet import Fernet as Cipher
 
 from taskqueue_core import Queue, Tasks
-from tests.application.running import OpenWorld, World, working
+from tests.application.running import OpenWorld, World, also_on_a_cluster, working
 from tests.docs.programs import blocks
 from tests.modules import own_package
 
@@ -56,7 +56,7 @@ class Pages:
         return self._capsys.readouterr().out.splitlines()
 
 
-@pytest.mark.parametrize("world", ["memory", "redis", "cluster", "server"], indirect=True)
+@also_on_a_cluster
 async def test_programs(
     world: OpenWorld,
     tmp_path: Path,

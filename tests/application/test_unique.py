@@ -269,7 +269,7 @@ def test_wrong_values(make: Any, field: str) -> None:
 def test_no_argument_of_that_name() -> None:
     """U12: a name that is no argument is an error at import, which names the nearest one."""
     tasks = Tasks()
-    with pytest.raises(ConfigurationError, match=r"unique by 'usr'.*user"):
+    with pytest.raises(ConfigurationError, match=r"^unique\.by of .*: got 'usr'.*user"):
 
         @tasks.task(unique=Unique(by=("usr",)))
         async def rebuild(user: int) -> None: ...

@@ -12,7 +12,7 @@ import pytest
 from taskqueue_core import Batch, Queue, State, Tasks, chain
 from taskqueue_core.after import When
 from taskqueue_core.workflows import WorkflowState
-from tests.application.running import OpenWorld, working
+from tests.application.running import OpenWorld, also_on_a_cluster, working
 from tests.docs.programs import blocks
 from tests.modules import own_package
 
@@ -20,6 +20,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "workflows.md").read_text()
 MODULE, PROGRAM, SPLIT, BATCH, MEMBERS = blocks(PAGE, "python")
 
 
+@also_on_a_cluster
 async def test_the_code(
     world: OpenWorld,
     tmp_path: Path,

@@ -22,7 +22,7 @@ from taskqueue_core import (
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import dead_letters_of, has, listing_of
 from tests.application.flows import SECONDS, Flows, until
-from tests.application.running import OpenWorld, working
+from tests.application.running import OpenWorld, also_on_a_cluster, working
 
 F = TypeVar("F", bound=Flows)
 
@@ -90,6 +90,7 @@ class TestOnEachStore:
             assert detail is not None
             assert detail.task.tags == ("user:3",)
 
+    @also_on_a_cluster
     @in_world
     async def test_a_chain(self, flows: Flows) -> None:
         """U15: each call of a chain begins when the one before it is done; the first registry needs no connection."""
@@ -105,6 +106,7 @@ class TestOnEachStore:
         await handle.wait(SECONDS)
         assert flows.ran == [str(n) for n in range(20)]
 
+    @also_on_a_cluster
     @in_world
     async def test_a_group(self, flows: Flows) -> None:
         """U15: after the calls of a group, `then` and `ended` run, and `failed` is cancelled."""

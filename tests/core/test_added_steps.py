@@ -217,7 +217,7 @@ async def test_cancelled_while_added_steps_are_published() -> None:
         (BY, [WorkflowStep.of("a:x", "q")], "steps.a:x.name", "a name with a colon"),
         (BY, [WorkflowStep.of("x" * 98, "q")], f"steps.{'x' * 98}.name", "100 characters together"),
         (BY, [WorkflowStep.of("x", "q", after=("a",))], "steps.x.after", "does not exist"),
-        (BY, [WorkflowStep.of("x", "q", after=("x",))], "steps.x.after", "a cycle of 1 steps"),
+        (BY, [WorkflowStep.of("x", "q", after=("x",))], "steps.x.after", "a cycle of steps: x;"),
         (
             BY,
             [WorkflowStep.of("x", "q", after=(TaskRef("q.z", "w.z"),))],

@@ -171,6 +171,14 @@ def test_a_name_is_short_for_an_expression(name: str, expression: str) -> None:
     assert following(Cron(name), YEAR) == following(Cron(expression), YEAR)
 
 
+def test_the_number_of_fields_is_named() -> None:
+    """U13: an expression with too few fields says how many it has."""
+    with pytest.raises(InvalidInput, match="got 1 field;"):
+        Cron("@reboot")
+    with pytest.raises(InvalidInput, match="got 4 fields;"):
+        Cron("* * * *")
+
+
 @pytest.mark.parametrize(
     ("field", "fields"),
     [

@@ -41,7 +41,7 @@ class UniqueWork:
             if name not in self._parameters:
                 known = nearest_first(name, [*self._parameters]) if self._parameters else "none"
                 raise ConfigurationError(
-                    f"the task {self._name!r} is unique by {name!r}, which is no argument of its function; it has "
+                    f"unique.by of the task {self._name!r}: got {name!r}, which is no argument of its function; it has "
                     f"{known}"
                 )
 

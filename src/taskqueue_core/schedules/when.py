@@ -169,8 +169,9 @@ def _instants(
 ) -> Iterator[float]:
     """Yield the instants after a time, and perhaps one before it, if a change of the clock repeats an hour."""
     fields = _NAMES.get(expression.strip().lower(), expression)
-    if len(fields.split()) != len(_FIELDS.split(", ")):
-        raise InvalidInput("expression", f"{len(fields.split())} fields", _EXPRESSION)
+    if (number := len(fields.split())) != len(_FIELDS.split(", ")):
+        got = "1 field" if number == 1 else f"{number} fields"
+        raise InvalidInput("expression", got, _EXPRESSION)
     if not 0 <= after < _END - _DAY:  # in some time zone, it is outside the years of a datetime
         return
     try:

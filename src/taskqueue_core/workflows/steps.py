@@ -285,10 +285,10 @@ def sorted_steps(by_name: dict[str, WorkflowStep]) -> tuple[WorkflowStep, ...]:
                 order.append(child)
     if len(order) < len(by_name):
         circle = _cycle({name: parents for name, parents in missing.items() if parents})
-        shown = ", ".join(circle[:_NAMED]) + (", ..." if len(circle) > _NAMED else "")
+        more = f", ... ({len(circle)} in all)" if len(circle) > _NAMED else ""
         raise InvalidWorkflow(
             f"steps.{circle[0]}.after",
-            f"a cycle of {len(circle)} steps ({shown})",
+            f"a cycle of steps: {', '.join(circle[:_NAMED])}{more}",
             "steps that do not wait for themselves",
         )
     return tuple(by_name[name] for name in order)

@@ -161,7 +161,7 @@ def sweep(options: StreamOptions, state: ServiceState, query: str) -> None:
     }
     if len(unknown) > 1:
         raise ConfigurationError(
-            f"{options.archive} contains {len(unknown)} batches that {options.state} does not list; "
+            f"{options.archive} has batches that {options.state} does not list ({len(unknown)}); "
             f"restore {options.state} from a backup, or use another folder"
         )
     for name in unknown:
