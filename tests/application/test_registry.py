@@ -43,6 +43,21 @@ async def test_a_declared_task_is_still_the_function() -> None:
     assert repr(declared) == "<task fetch>"
 
 
+async def test_attributes_of_a_function_do_not_replace_those_of_its_task() -> None:
+    """U1: a function whose decorator sets attributes, as `singledispatch` does, is a task that has the others."""
+
+    async def double(number: int) -> int:
+        return 2 * number
+
+    vars(double).update(registry={}, options="x", publish="x", policies="x", author="a")
+    tasks = Tasks()
+    declared = tasks.task(double)
+    assert vars(declared)["author"] == "a"
+    backend = MemoryBackend()
+    async with tasks.connect(Queue(backend)), working(LocalWorker(tasks, backend=backend)):
+        assert await (await declared.publish(2)).result(10) == 4
+
+
 def _variable(*names: str) -> None: ...
 
 

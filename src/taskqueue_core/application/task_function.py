@@ -98,7 +98,10 @@ class TaskFunction(Generic[P, R_co, C_co]):
         self.changes: CallOptions = {}
         """the options of `using`"""
         self._headers: dict[str, str] = {}  # also of the copies that `using` makes
-        functools.update_wrapper(cast("Callable[..., Any]", self), function)
+        functools.update_wrapper(cast("Callable[..., Any]", self), function, updated=())
+        own = dir(self)  # attributes that a decorator gave the function must not replace these
+        given = getattr(function, "__dict__", {})
+        vars(self).update({key: value for key, value in given.items() if key not in own})
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C_co:
         """Call the function in this process, without a queue, and without a worker that opens dependencies.
