@@ -16,7 +16,8 @@ from taskqueue_core.tasks import Health
 from taskqueue_redis.audit import RedisAudit
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.context import RedisContext
-from taskqueue_redis.control import RedisControl, RedisDeadLetters
+from taskqueue_redis.control import RedisControl
+from taskqueue_redis.dead_letters import RedisDeadLetters
 from taskqueue_redis.dependencies import RedisDependencies
 from taskqueue_redis.listing import RedisListing
 from taskqueue_redis.publisher import RedisPublisher

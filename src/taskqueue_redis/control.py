@@ -1,4 +1,4 @@
-"""The operations of the Redis backend for operators: settings, statistics, dead letters, maintenance."""
+"""The operations of the Redis backend for operators: settings, statistics, maintenance."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from taskqueue_core.capabilities import DeletedQueue, Durability, Maintained, Or
 from taskqueue_core.errors import BackendUnavailable, InvalidInput, SettingsConflict
 from taskqueue_core.limits import check_name, check_time
 from taskqueue_core.tasks import (
-    DeadLetter,
     Delivery,
     Expired,
     Ledger,
@@ -28,11 +27,14 @@ from taskqueue_core.tasks import (
     TaskStatus,
     WorkerInfo,
 )
+from taskqueue_redis.connection.errors import QueueReset
+from taskqueue_redis.connection.failures import ScriptError
 from taskqueue_redis.context import RedisContext
+from taskqueue_redis.script_calls import AT_ONCE, ScriptCaller
+from taskqueue_redis.scripts.coalescer import Coalescer
 from taskqueue_redis.scripts.receipts import parse_receipt
-from taskqueue_redis.scripts.runner import Arg, microseconds, seconds
+from taskqueue_redis.scripts.runner import microseconds, seconds
 from taskqueue_redis.scripts.task_record import (
-    dead_letter_of,
     ledger_of,
     limits_of,
     number_in,
@@ -45,8 +47,8 @@ from taskqueue_redis.scripts.task_record import (
 _CHUNK = 500
 _SOON = 0.5
 """seconds until the next maintenance pass after maintenance has caught up, because the load probably continues"""
-_AT_ONCE = 250
-"""maximum number of tasks that one script call moves, so that it blocks Redis only briefly"""
+_QUEUES = 50
+"""maximum number of queues whose statistics one script call reads"""
 _SET = "set them again (their version is that of the settings that are returned)"
 _log = logging.getLogger("taskqueue.redis")
 
@@ -58,42 +60,12 @@ class _Consumer(msgspec.Struct):
     in_flight: int = 0
 
 
-class _ScriptCaller:
-    def __init__(self, context: RedisContext) -> None:
-        self._context = context
-
-    async def _of(self, script: str, key: str, *args: Arg) -> Any:
-        return await self._run(script, self._context.scripts.partitions.of(key), key, *args)
-
-    async def _of_each(self, script: str, key: str, task_ids: Sequence[str]) -> list[Any]:
-        """Run a script for tasks of a queue, in several calls if necessary; return an answer per task."""
-        self._context.ensure_open()
-        partition = self._context.scripts.partitions.of(key)
-        items = [(task_id,) for task_id in task_ids]
-        return await self._context.scripts.run_each(script, partition, (key,), items)
-
-    async def _of_all(self, script: str, key: str, *args: Arg) -> int:
-        """Run a script repeatedly, for a chunk of a queue's tasks each time; return how many tasks it has changed."""
-        total, position, over = 0, b"", False
-        while not over:
-            number, over, position, *_ = await self._of(script, key, *args, position, _AT_ONCE)
-            total += number
-        return total
-
-    async def _pages(self, script: str, partition: str, *args: Arg) -> list[Any]:
-        self._context.ensure_open()
-        return await self._context.scripts.run_pages(script, partition, *args)
-
-    async def _run(self, script: str, partition: str, *args: Arg) -> Any:
-        self._context.ensure_open()
-        return await self._context.scripts.run(script, partition, *args)
-
-
-class RedisControl(_ScriptCaller):
+class RedisControl(ScriptCaller):
     """Control operations of the Redis backend."""
 
     def __init__(self, context: RedisContext) -> None:
         super().__init__(context)
+        self._reads: Coalescer[str, Any] = Coalescer(self._read_stats)
         self._anomalies: dict[str, int] = {}
         self._steps: dict[str, int] = {}
         self._unclaimed: dict[str, list[bytes]] = {}
@@ -115,7 +87,7 @@ class RedisControl(_ScriptCaller):
 
     async def _stored_settings(self, key: str) -> tuple[QueueSettings | None, int]:
         """Return the settings of a queue, ``None`` if they and their copy are damaged, and their version."""
-        fields = pairs((await self._of("stats", key))[0])
+        fields = pairs((await self._stats_of(key))[0])
         return settings_in(fields), number_in(fields, "version")
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
@@ -157,15 +129,36 @@ class RedisControl(_ScriptCaller):
             )
         remaining, cursor = (1, b"0") if changed.order is Order.FAIR else (0, b"")
         while remaining or cursor:  # sort the waiting tasks by tenant
-            remaining, cursor = await self._of("sort", key, _AT_ONCE, cursor)
+            remaining, cursor = await self._of("sort", key, AT_ONCE, cursor)
         return changed
 
     async def ledger(self, key: str) -> Ledger:
-        return ledger_of(pairs((await self._of("stats", key))[0]))
+        return ledger_of(pairs((await self._stats_of(key))[0]))
+
+    async def _stats_of(self, key: str) -> Any:
+        """Return what the script ``stats`` answers for a queue. Calls at the same time share calls of the script.
+
+        A damaged queue makes the script fail, so that each queue of such a call is then read by itself.
+        """
+        partition = self._context.scripts.partitions.of(key)
+        try:
+            (answer,) = await self._reads.submit(partition, (key,))
+        except QueueReset:
+            raise
+        except BackendUnavailable as error:
+            if not isinstance(error.__cause__, ScriptError):
+                raise
+            (answer,) = await self._read_stats(partition, (key,))
+        return answer
+
+    async def _read_stats(self, partition: str, keys: Sequence[str]) -> list[Any]:
+        self._context.ensure_open()
+        items = [(key,) for key in keys]
+        return await self._context.scripts.run_each("stats", partition, (), items, _QUEUES)
 
     async def stats(self, key: str) -> QueueStats:
         await self._context.wakeups.join_all()
-        reply, oldest, subscribers = await self._of("stats", key)
+        reply, oldest, subscribers = await self._stats_of(key)
         counters = pairs(reply)
         return QueueStats(
             key=key,
@@ -359,39 +352,3 @@ class RedisControl(_ScriptCaller):
                 await self._apply_again(key)
             else:
                 _log.error("partition %s: task %s of %s was damaged", partition, task_id, key)
-
-
-class RedisDeadLetters(_ScriptCaller):
-    """Dead-letter operations of the Redis backend."""
-
-    async def list(
-        self, key: str, *, limit: int = 100, after: str | None = None
-    ) -> tuple[DeadLetter, ...]:
-        found: dict[bytes, DeadLetter] = {}
-        last: Arg = after or ""
-        more = True
-        while more:
-            page, more = await self._of("dead_letters", key, last, limit - len(found))
-            found |= {answer[0]: dead_letter_of(key, answer) for answer in page}
-            last = page[-1][0] if page else last
-        return tuple(found.values())
-
-    async def get(self, key: str, task_id: str) -> DeadLetter | None:
-        reply, _ = await self._of("dead_letters", key, task_id, 0)
-        return dead_letter_of(key, reply[0]) if reply else None
-
-    async def redrive(self, key: str, *task_ids: str) -> int:
-        return await self._move("redrive", key, task_ids)
-
-    async def discard(self, key: str, *task_ids: str) -> int:
-        return await self._move("discard", key, task_ids)
-
-    async def _move(self, verb: str, key: str, task_ids: tuple[str, ...]) -> int:
-        if task_ids:
-            total = 0
-            while task_ids:
-                some = task_ids[:_AT_ONCE]
-                moved, _, _, done = await self._of("redrive", key, verb, "", _AT_ONCE, *some)
-                total, task_ids = total + moved, task_ids[done:]
-            return total
-        return await self._of_all("redrive", key, verb)

@@ -88,10 +88,10 @@ def _maintained(answer: list[Any]) -> list[Any]:
     ]
 
 
-def _stats(answer: list[Any]) -> list[Any]:
-    pairs = dict(zip(answer[0][::2], answer[0][1::2], strict=True))
+def _stats(found: list[Any]) -> list[Any]:
+    pairs = dict(zip(found[0][::2], found[0][1::2], strict=True))
     counted = [pairs.get(name.encode(), 0) for name in (*COUNTED, "blocked_on_dead")]
-    return [counted, *answer[1:]]
+    return [counted, *found[1:]]
 
 
 def _entries(told: Sequence[Any]) -> Iterator[Sequence[Any]]:
@@ -128,7 +128,7 @@ _FORMS: dict[str, Callable[[list[Any]], list[Any]]] = {
     ],
     "after_lines": lambda answer: [[*told[:9], told[9][1:]] for told in answer],
     "maintain": _maintained,
-    "stats": _stats,
+    "stats": lambda answer: list(map(_stats, answer)),
     "status": lambda answer: [
         [*_record(*told[:2]), _blocked(told[5])] if told else [] for told in answer
     ],

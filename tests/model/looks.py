@@ -32,8 +32,11 @@ class Looks(Fires):
     """The scripts that only read."""
 
     def on_stats(self, words: list[bytes], _: Any) -> Any:
-        """Return the counters of a queue."""
-        key = words[0].decode()
+        """Return the counters of queues."""
+        return [self.statistics_of(word.decode()) for word in words]
+
+    def statistics_of(self, key: str) -> list[Any]:
+        """Return the counters of a queue, the time of its oldest task, and its number of subscribers."""
         oldest = min((r.seq for _, r in self.of(key) if r.open), default=0)
         subscribers = sum(key in consumer.keys for consumer in self.consumers.values())
         counters = [*(self.count(key, counter) for counter in COUNTED), self.held_in(key)]

@@ -73,7 +73,7 @@ BOUNDS: dict[str, Cost] = {
     "slots_restore": Cost(3000, 10_000),
     "slots_steer": Cost(40, 1000),
     "sort": Cost(9000, 1000),
-    "stats": Cost(600, 10_000),
+    "stats": Cost(3000, 300_000),
     "stream_append": Cost(9000, 5 * _MB),
     "stream_read": Cost(3000, 9 * _MB),
     "status": Cost(1100, 5 * _MB),

@@ -124,3 +124,16 @@ async def test_a_kind_of_key_has_a_wrong_type(
         await backend.slots.register(Endpoint(model="m", server="s", url="http://s", slots=9))
         await backend.slots.reconcile("m", "s", Seen(active=0), settled=0.0)
         assert await backend.slots.acquire("m", "h", ttl=60.0)
+
+
+async def test_statistics_read_together(redis_server: RedisServer, backend: RedisBackend) -> None:
+    """U20: a damaged queue does not make the statistics fail of queues that are asked for at the same time."""
+    partition = backend._context.scripts.partitions.names[0]
+    keys = ("first", "other", "damaged", "third")
+    await backend.publisher.publish(Task(key="damaged", id="t"))
+    for mended in (True, False):  # the types of keys are checked once in a while only
+        redis_server.call("DEL", f"{partition}:q:damaged/J")
+        redis_server.call("RPUSH", f"{partition}:q:damaged/J", "x")
+        found = await asyncio.gather(*map(backend.control.stats, keys), return_exceptions=True)
+        failed = [key for key, one in zip(keys, found, strict=True) if isinstance(one, Exception)]
+        assert failed == ([] if mended else ["damaged"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from taskqueue_core.capabilities import Order, QueueSettings
+from taskqueue_core.concurrency import gather_all
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Delivery, Published, Settled, Task
 from taskqueue_redis import RedisBackend
@@ -348,3 +350,25 @@ async def test_any_sequence_of_large_calls(
         assert done | set(ids) == {f"t{n}" for n in range(number)}
         await consumer.ack(*held)
         recounted(redis_server, prefix)
+
+
+async def test_the_statistics_of_many_queues(
+    redis_server: RedisServer, redis_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """U20: statistics and settings that are asked for at the same time share script calls, of at most 50 queues."""
+    async with calm(redis_server, redis_prefix) as backend:
+        keys = [f"k{n:03}" for n in range(120)]
+        for number, key in enumerate(keys[:60]):
+            tasks = [Task(key=key, id=f"t{n}") for n in range(1 + number % 3)]
+            await backend.publisher.publish(*tasks)
+        calls, control = Calls(backend, monkeypatch), backend.control
+        found, rules = await asyncio.gather(
+            gather_all([*map(control.stats, keys)]), gather_all([*map(control.settings, keys)])
+        )
+        expected = [1 + n % 3 if n < 60 else 0 for n in range(120)]
+        assert [(one.key, one.ledger.waiting) for one in found] == [
+            *zip(keys, expected, strict=True)
+        ]
+        assert [one.oldest_waiting is not None for one in found] == [n > 0 for n in expected]
+        assert list(rules) == [QueueSettings()] * 120
+        assert len(calls.of("stats")) == 1 + 5

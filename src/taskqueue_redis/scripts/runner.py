@@ -178,7 +178,12 @@ class ScriptRunner:
             raise contract_error(failure) from failure
 
     async def run_each(
-        self, name: str, partition: str, first: Sequence[Arg], items: Sequence[Sequence[Arg]]
+        self,
+        name: str,
+        partition: str,
+        first: Sequence[Arg],
+        items: Sequence[Sequence[Arg]],
+        at_once: int = _AT_ONCE,
     ) -> list[Any]:
         """Run a script for items, and return an answer per item. Each call passes ``first`` and some of the items.
 
@@ -186,7 +191,7 @@ class ScriptRunner:
         """
         answers: list[Any] = []
         while len(answers) < len(items):
-            some = items[len(answers) : len(answers) + _AT_ONCE]
+            some = items[len(answers) : len(answers) + at_once]
             answers += await self.run(name, partition, *first, *chain.from_iterable(some))
         return answers
 
