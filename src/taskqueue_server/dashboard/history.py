@@ -20,7 +20,7 @@ MAX_HISTORIES = 1000
 _WIDTH = 7
 """values of a row: published/s, done/s, waiting, scheduled, in flight, p50, p95"""
 _NONE = (math.nan,) * _WIDTH
-_MAX_CONCURRENT = 16
+_MAX_CONCURRENT = 100
 _PATIENCE = 10.0
 _SHARE = 100
 """the pause after a sample is at least this many times the sample's duration, to take 1 % of the time"""

@@ -32,7 +32,7 @@ _SHORTEST = 0.05
 _LINGER_SECONDS = 15.0
 """seconds for which polling continues after the last page was closed, so that the next page has a history"""
 _PATIENCE = 5.0
-_MAX_CONCURRENT = 16
+_MAX_CONCURRENT = 100
 _TEXTS = 20
 """number of queues whose texts are formatted before other tasks of the event loop get a turn"""
 _HISTORY_SECONDS = 10.0

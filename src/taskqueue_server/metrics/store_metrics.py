@@ -22,7 +22,7 @@ _TIMEOUT = 3.0
 _PASS_SECONDS = 30.0
 _MAX_AGE_SECONDS = 15.0
 """maximum age in seconds of statistics that are exported"""
-_MAX_CONCURRENT = 50
+_MAX_CONCURRENT = 100
 """maximum number of concurrent calls to the store"""
 _FLOW = {
     "published": "Tasks that were published.",
