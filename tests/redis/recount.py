@@ -144,13 +144,14 @@ def _recount_rest(part: _Partition, q: str, records: dict[str, bytes], flying: s
     }
     tags = part.pairs(f"{q}/I")
     assert set(tags) <= set(records)
-    own = {
-        f"{tag}\0{seq}\0{i}"
+    indexed = {
+        f"{tag[:-1]}\0{seq}\0{i}"
         for i, packed in tags.items()
         for seq, *some in (packed.decode().split("\0"),)
         for tag in some
+        if tag.endswith("\1")
     }
-    assert {name.decode() for name in part.ask("ZRANGE", f"{q}/i", 0, -1)} <= own
+    assert {name.decode() for name in part.ask("ZRANGE", f"{q}/i", 0, -1)} == indexed
     keys = part.pairs(f"{q}/K")
     assert set(keys) <= {i for i, r in records.items() if _STATES[r[0]] != "replaced"}
     members = {name.decode() for name in part.ask("ZRANGE", f"{q}/U", 0, -1)}

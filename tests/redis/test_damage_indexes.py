@@ -169,3 +169,31 @@ async def test_many_tasks_that_are_lost_from_an_index(
     assert max(steps) <= 1000
     assert len(steps) <= 20
     assert (await backend.control.ledger(KEY)).balanced
+
+
+@pytest.mark.parametrize("damage", ["DEL", "SET"])
+async def test_the_index_of_tags_is_lost(
+    backend: RedisBackend, redis_server: RedisServer, redis_prefix: str, damage: str
+) -> None:
+    """U18, U29: an index of tags that is gone or has a wrong type is built again from what is stored of each task.
+
+    It has the ended tasks, too, and no tag that it did not have before.
+    """
+    await backend.control.configure(KEY, QueueSettings(index=("user",), keep_ended=3600))
+    names = [f"t{n:03}" for n in range(300)]
+    await publish(backend, *names, tags=("user:1", "order:1"))
+    async with backend.subscribe([KEY], "c") as consumer:
+        await consumer.ack(*await take(consumer, 100))
+    await backend.control.configure(KEY, QueueSettings(index=("user", "order"), keep_ended=3600))
+    index = f"{name_of(backend)}/i"
+    redis_server.call("DEL", index)
+    if damage == "SET":
+        redis_server.call("SET", index, "x")
+    for _ in range(9):
+        redis_server.call("HDEL", f"{name_of(backend).partition(':q:')[0]}:meta", "checked")
+        await backend.control.maintain()
+    page = await backend.listing.tasks(KEY, tag="user:1", limit=1000)
+    assert [task.task_id for task in page.tasks] == names
+    assert not (await backend.listing.tasks(KEY, tag="order:1")).tasks
+    recounted(redis_server, redis_prefix)
+    assert (await backend.health()).details["anomalies"]

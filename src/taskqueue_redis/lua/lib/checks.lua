@@ -87,9 +87,13 @@ local function check_unique(q)
   end
 end
 
--- Checks the tags of a task that is live or a dead letter, in a queue with tags: its body has them, too.
+-- Checks the tags of a task, in a queue with tags. If it is live or a dead letter, its body has them, too.
 local function check_tags(q, id, r)
-  if tags.of(q, id) then return end
+  local seq, _, packed = tags.of(q, id)
+  if seq then
+    if tags.index(q, id, packed) > 0 then note_damage(q, id) end
+    return
+  end
   local body = (r.place == FRESH or r.place == AGAIN) and body_at(stream_with(q, r), text(r.fence))
     or call('HGET', q.name .. '/b', id)
   local some, texts = body and header_of(body).tags, {}
@@ -138,6 +142,8 @@ local function check_record(q, id, packed)
       call('HDEL', q.name .. '/t', id)
       forget_rest(q, id)
       disclaim(q, id)
+    elseif q.tagged then
+      check_tags(q, id, r)
     end
     return
   end

@@ -36,16 +36,27 @@ local function fail(cold, attempt, error, traceback, worker)
   if older then older[4] = older[5] and false end
 end
 
--- Tags. `/I` has per task id the sequence number of its publish, in 17 digits, and its tags, separated by NUL. `/i` is the
--- index: a sorted set with equal scores whose members are a tag, that number and the id, separated by NUL. It has the
--- tags that the setting `index` named at the publish, by the part before their first colon.
+-- Tags. `/I` has per task id the sequence number of its publish, in 17 digits, and its tags, each with a NUL before it and,
+-- if the index has it, \1 after it. `/i` is the index: a sorted set with equal scores whose members are a tag, that number
+-- and the id, separated by NUL. It has the tags that the setting `index` named at the publish, by the part before their
+-- first colon.
 
 local tags = {}
 
--- Returns the number and the tags of a task, with a NUL before each tag; nothing if there are none.
+-- Returns the number and the tags of a task, with a NUL before each tag, and its value in `/I`; nothing if there are none.
 function tags.of(q, id)
   local packed = call('HGET', q.name .. '/I', id)
-  return string.match(packed or '', '^(%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d)(%z.*)$')
+  local seq, some = string.match(packed or '', '^(%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d)(%z.*)$')
+  if seq then return seq, (string.gsub(some, '\1', '')), packed end
+end
+
+-- Adds a task to the index by its value in `/I`. Returns how many of its tags the index did not have.
+function tags.index(q, id, packed)
+  local seq, added = sub(packed, 1, 17), 0
+  for tag in string.gmatch(packed, '%z([^%z\1]+)\1') do
+    added = added + call('ZADD', q.name .. '/i', 0, tag .. '\0' .. seq .. '\0' .. id)
+  end
+  return added
 end
 
 function tags.drop(q, id)
@@ -56,12 +67,12 @@ end
 
 -- Notes the tags of a task that is published now, or at another time.
 function tags.put(q, id, some, at)
-  local seq, index = string.format('%017d', at or q.last), call('HGET', q.name, 'index') or ''
-  call('HSET', q.name .. '/I', id, seq .. '\0' .. table.concat(some, '\0'))
+  local packed, index = string.format('%017d', at or q.last), call('HGET', q.name, 'index') or ''
   for i = 1, #some do
-    if string.find(index, '\0' .. string.match(some[i], '^[^:]*') .. '\0', 1, true) then
-      call('ZADD', q.name .. '/i', 0, some[i] .. '\0' .. seq .. '\0' .. id)
-    end
+    local indexed = string.find(index, '\0' .. string.match(some[i], '^[^:]*') .. '\0', 1, true)
+    packed = packed .. '\0' .. some[i] .. (indexed and '\1' or '')
   end
+  call('HSET', q.name .. '/I', id, packed)
+  tags.index(q, id, packed)
   call('HSET', q.name, 'tagged', 1)
 end
