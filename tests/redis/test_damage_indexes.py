@@ -184,7 +184,9 @@ async def test_the_index_of_tags_is_lost(
     await publish(backend, *names, tags=("user:1", "order:1"))
     async with backend.subscribe([KEY], "c") as consumer:
         await consumer.ack(*await take(consumer, 100))
-    await backend.control.configure(KEY, QueueSettings(index=("user", "order"), keep_ended=3600))
+    await backend.control.configure(
+        KEY, QueueSettings(version=1, index=("user", "order"), keep_ended=3600)
+    )
     index = f"{name_of(backend)}/i"
     redis_server.call("DEL", index)
     if damage == "SET":
