@@ -67,12 +67,14 @@ end
 
 -- Notes the tags of a task that is published now, or at another time.
 function tags.put(q, id, some, at)
-  local packed, index = string.format('%017d', at or q.last), call('HGET', q.name, 'index') or ''
+  local seq, index, own = string.format('%017d', at or q.last), call('HGET', q.name, 'index') or '', {}
   for i = 1, #some do
-    local indexed = string.find(index, '\0' .. string.match(some[i], '^[^:]*') .. '\0', 1, true)
-    packed = packed .. '\0' .. some[i] .. (indexed and '\1' or '')
+    own[i] = some[i]
+    if string.find(index, '\0' .. string.match(some[i], '^[^:]*') .. '\0', 1, true) then
+      call('ZADD', q.name .. '/i', 0, some[i] .. '\0' .. seq .. '\0' .. id)
+      own[i] = some[i] .. '\1'
+    end
   end
-  call('HSET', q.name .. '/I', id, packed)
-  tags.index(q, id, packed)
+  call('HSET', q.name .. '/I', id, seq .. '\0' .. table.concat(own, '\0'))
   call('HSET', q.name, 'tagged', 1)
 end
