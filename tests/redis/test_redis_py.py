@@ -147,18 +147,14 @@ async def test_invalid_replies_about_the_servers(scheme: str, reply: str) -> Non
                 await link.everywhere("PING")
 
 
-def sentinel_reply(host: str, port: int) -> bytes:
-    """Return what a Sentinel replies about a master."""
-    words = ["ip", host, "port", str(port), "config-epoch", "1"]
-    parts = [f"${len(word)}\r\n{word}\r\n" for word in words]
-    return f"*{len(parts)}\r\n{''.join(parts)}".encode()
+MASTER = b"*6\r\n$2\r\nip\r\n$9\r\n127.0.0.1\r\n$4\r\nport\r\n$1\r\n1\r\n$12\r\nconfig-epoch\r\n$1\r\n1\r\n"
 
 
 async def test_a_sentinel_that_is_no_longer_asked() -> None:
-    """U28: whenever the question to a Sentinel is cancelled, for others have answered, its connection is closed."""
+    """U28: whenever the question to a Sentinel is cancelled, because others have answered, its connection is closed."""
     settings = settings_for("redis+sentinel://127.0.0.1:1/main")
     topology = SentinelTopology(Connector(settings))
-    async with Puppet(lambda _, __: sentinel_reply("127.0.0.1", 1)) as puppet:
+    async with Puppet(lambda _, __: MASTER) as puppet:
         place = HostAddress("127.0.0.1", int(puppet.url.rpartition(":")[2]))
         for steps in itertools.count():
             asked = asyncio.create_task(topology._ask(place))
