@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from taskqueue_conformance.suites.streams import new
 from taskqueue_core.capabilities import Endpoint, Seen, StoredSchedule
 from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed, TaskQueueError
 from taskqueue_core.tasks import Task
@@ -38,6 +39,7 @@ def _kinds() -> dict[str, str]:
 
 
 KINDS = {name: kind for name, kind in _kinds().items() if kind != "any"}
+KINDS["Q/E:the-ended"] = "stream"  # the record of an ended task does not tell whether the task has a stream
 
 
 def _find(server: RedisServer, partition: str, kind: str) -> str:
@@ -47,6 +49,15 @@ def _find(server: RedisServer, partition: str, kind: str) -> str:
     )
     keys: list[str] = [key.decode() for key in server.call("KEYS", f"{partition}*")]
     return next(key for key in sorted(keys) if re.fullmatch(pattern, key))
+
+
+async def _stream_and_end(backend: RedisBackend) -> None:
+    """Keep the stream of a task that has ended."""
+    await backend.publisher.publish(Task(key=KEY, id="the-ended", priority=9))
+    async with backend.subscribe([KEY], "w") as consumer:
+        (taken,) = (await consumer.receive(1, 0)).deliveries
+        await backend.streams.append(new(taken, 1))
+        await consumer.ack(taken)
 
 
 async def _keep_slots_busy(backend: RedisBackend) -> None:
@@ -68,6 +79,7 @@ async def backend(redis_server: RedisServer, redis_prefix: str) -> AsyncIterator
     """A backend of the shared server, with a key of each kind."""
     async with opened(redis_server.url, redis_prefix, lease=15.0) as backend:
         await keep_busy(backend)
+        await _stream_and_end(backend)
         await _keep_slots_busy(backend)
         schedule = StoredSchedule(key=KEY, name="daily", spec=b"{}", next_at=backend.now() + 3600)
         await backend.schedules.put(schedule)

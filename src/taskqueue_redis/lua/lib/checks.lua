@@ -137,6 +137,7 @@ end
 -- Checks a record.
 local function check_record(q, id, packed)
   local r = read_record(packed)
+  if r and (is_over(r) or has(r, STREAMS)) then check_types(streamed().of(q, ''), 'stream', {id}) end
   if r and is_over(r) then
     if r.at + math.max(q.window, q.keeps and setting(q, 'keep_ended', 0) or 0) + 600000000 < now and not call('ZSCORE', q.name .. '/k', id) then -- lost from the list of ends
       call('HDEL', q.name .. '/t', id)
@@ -160,7 +161,6 @@ local function check_record(q, id, packed)
   if s then waiting().ask_again(q, id, s) elseif r and r.state == BLOCKED then begin_again(q, id, r) end
   if r and q.keyed then check_key(q, id, r) end
   if r and q.tagged then check_tags(q, id, r) end
-  if r and has(r, STREAMS) then check_types(streamed().of(q, ''), 'stream', {id}) end
   if not r or r.entity == '' or not is_live(r) then return end
   if r.place == HELD then
     -- Without a holder, the task is released by `check_keys`.
