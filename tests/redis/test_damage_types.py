@@ -39,7 +39,8 @@ def _kinds() -> dict[str, str]:
 
 
 KINDS = {name: kind for name, kind in _kinds().items() if kind != "any"}
-KINDS["Q/E:the-ended"] = "stream"  # the record of an ended task does not tell whether the task has a stream
+# The record of an ended task does not tell whether the task has a stream.
+KINDS["Q/E:the-ended"] = "stream"
 
 
 def _find(server: RedisServer, partition: str, kind: str) -> str:

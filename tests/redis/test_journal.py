@@ -78,6 +78,20 @@ async def test_a_life_is_written_down(
         await backend.aclose()
 
 
+async def test_worker_of_an_adopted_task(redis_server: RedisServer, redis_prefix: str) -> None:
+    """Law 2: a task that was adopted ends with its worker, although its former consumer is closed."""
+    async with opened(redis_server.url, redis_prefix) as backend:
+        await backend.control.configure(KEY, QueueSettings(journal=True))
+        await publish(backend, "t")
+        old, new = backend.subscribe([KEY], "w"), backend.subscribe([KEY], "w")
+        (delivery,) = await take(old, 1)
+        await new.adopt(delivery.receipt)
+        await old.close()
+        await new.ack(delivery)
+        await new.close()
+    assert journal(redis_server, redis_prefix)[-1]["worker"] == "w"
+
+
 async def told(reader: RedisJournalReader, start: int, end: int) -> list[tuple[int, str]]:
     """Return the numbers and task ids of the state changes between two numbers."""
     lines = []

@@ -101,6 +101,18 @@ class ListingEndedSuite(Harness, needs=(Capability.LISTING,)):
         await subscription.ack(delivery)
         await shows(bench, ["t1", "t0"], State.DONE)
 
+    @needs(Capability.CONTROL, Capability.HANDOVER)
+    async def test_worker_of_an_adopted_task(self, bench: Bench) -> None:
+        """A task that was adopted ends with its worker, although the old subscription is closed (law 2; U18)."""
+        await bench.configure(keep_ended=_DAY)
+        old, *running = await bench.all_running("t0", "t1")
+        new = bench.subscribe()
+        await bench.adopt(new, *(delivery.receipt for delivery in running))
+        await old.close()
+        await new.ack(*running)
+        ended = await summaries(bench, State.DONE)
+        assert [task.worker_id for task in ended] == ["worker", "worker"]
+
     @needs(Capability.CONTROL)
     async def test_kept_tasks_have_an_end(self, bench: Bench) -> None:
         """After ``keep_ended`` they are forgotten; a walk over what is left continues where it was (law 11; U18)."""

@@ -48,7 +48,8 @@ while (left > 0 or at <= #ARGV) and bytes < BYTES do
     if packed then
       if state == WAITING and where == place and current_fence == sequence then
         local mine = known or rarely().current(q, rarely().read_record(packed), fence, token)
-        local tail = (q.keeps or #packed > RECORD_SIZE) and rarely().acked_tail(q, packed, name, fence, worker)
+        local by = worker == '' and rarely().worker_at(q, name, fence) or worker
+        local tail = (q.keeps or #packed > RECORD_SIZE) and rarely().acked_tail(q, packed, name, fence, by)
         if mine and (q.sorted and call('XACK', name, 'g', fence) == 1 or not q.sorted and sequence <= handed_out) then
           local before = packed
           packed = pack(RECORD, DONE, NOWHERE, priority, attempt, losses, prior, attempt, seq, 0, now, digest, ACK, 0,
@@ -75,7 +76,7 @@ while (left > 0 or at <= #ARGV) and bytes < BYTES do
             end
           end
           if q.journal then
-            note(q, 'acked', id, {attempt = attempt, losses = losses, priority = priority}, 'done', worker)
+            note(q, 'acked', id, {attempt = attempt, losses = losses, priority = priority}, 'done', by)
           end
           answer = 'ok'
           changed[id] = packed

@@ -14,7 +14,10 @@ local function tail_of(q, tenant, since, worker)
   return tenant == '' and kept == '' and '' or '\0\0\0' .. tenant .. '/' .. kept
 end
 
--- The same for a delivery that is acknowledged. `packed`: the record before.
+-- Returns the worker of the consumer that has an entry in flight. The one in its receipt is perhaps gone, see `adopt.lua`.
+local function worker_at(q, name, fence) return worker_of(q, (holder(name, fence))) end
+
+-- The same as `tail_of` for a delivery that is acknowledged. `packed`: the record before.
 local function acked_tail(q, packed, name, fence, worker)
   local tenant, _, idle = #packed > RECORD_SIZE and string.match(packed, '^[^/]*', RECORD_SIZE + 4) or '', nil, nil
   if q.keeps then _, idle = holder(name, fence) end
