@@ -89,14 +89,33 @@ class KnowsKeptIds(Replay):
         return super().forgettable(key, record) and self.now >= record.at + self.terms_of(key).kept
 
 
+class RemovesErasedPlaces(Replay):
+    """Mistake: an erased task leaves no place in the list of its end, so that later positions change."""
+
+    def erase(self, name: Name) -> None:
+        super().erase(name)
+        for ended in self.ends[name[0]].values():
+            ended[:] = [place for place in ended if place[1]]
+
+
+class KeepsErasedTasks(Replay):
+    """Mistake: an erased task only ends."""
+
+    def erase(self, name: Name) -> None:
+        if not self.cancel(name):
+            self.redrive(name, discard=True)
+
+
 LIST_MISTAKES: dict[type[Replay], str] = {
-    IndexesEveryTag: "list",
-    IndexesBySettingsOfNow: "list",
-    KeepsReplacedTags: "list|task",
+    IndexesEveryTag: "list|erase",
+    IndexesBySettingsOfNow: "list|erase",
+    KeepsReplacedTags: "list|task|erase",
     ForgetsTheWorker: "list|task",
     KeepsAWindowOnly: "maintain",
     KeepsAnyNumber: "maintain",
     CountsFromTheFront: "list",
     KnowsKeptIds: "publish|schedule_fire",
+    RemovesErasedPlaces: "list",
+    KeepsErasedTasks: "list|task|erase|publish|schedule_fire",
 }
 """for each mistake, the scripts of which one shows it first"""

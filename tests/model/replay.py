@@ -16,7 +16,7 @@ from tests.model.answers import error_of, normal, plain, walked
 from tests.model.books import OVER, Name, Record
 from tests.model.deliveries import Gone, Late
 from tests.model.kin import linked_as, published, shown
-from tests.model.looks import Looks
+from tests.model.looks import Looks, number_of
 from tests.model.spec import Retry
 from tests.model.terms import Flow, Terms
 from tests.model.tracing import Call
@@ -290,6 +290,30 @@ class Replay(Looks):
         """Cancel a task."""
         self.meet(words[0].decode())
         return int(self.cancel((words[0].decode(), words[1].decode())))
+
+    def on_erase(self, words: list[bytes], _: Any) -> Any:
+        """Erase the first tasks that have a tag."""
+        key, tag, budget = words[0].decode(), words[1].decode(), int(words[2])
+        self.meet(key)
+        found = sorted((r.published, name) for name, r in self.of(key) if tag in r.indexed)
+        found, before = found[: budget + 1], list[int]()
+        for _, name in found[:budget]:
+            if self.sated:
+                break
+            before.append(number_of(self.tasks[name]))
+            self.erase(name)
+        return [before, int(len(before) < len(found))]
+
+    def erase(self, name: Name) -> None:
+        """End a task if it has not ended, and delete it. Its place in the list of its end stays."""
+        if not self.cancel(name) and self.redrive(name, discard=True):
+            self.read += self.size(name)
+        r = self.tasks[name]
+        ended = self.ends[name[0]][r.state]
+        if (r.at, name[1]) in ended:
+            ended[ended.index((r.at, name[1]))] = r.at, ""
+        del self.tasks[name], self.bodies[name]
+        self.results.pop(name, None)
 
     def on_reschedule(self, words: list[bytes], _: Any) -> Any:
         """Give a task another time."""

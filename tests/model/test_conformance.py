@@ -117,10 +117,6 @@ class PlainWorkload(Workload):
         """Run maintenance instead."""
         await self.maintain()
 
-    async def erase(self) -> None:
-        """Run maintenance instead."""
-        await self.maintain()
-
     async def doubt(self) -> None:
         """Let a consumer list what it has in flight, as after a lost answer."""
         consumer = await self.consumer()
@@ -194,12 +190,12 @@ class PlainWorkload(Workload):
 
 
 class ListedWorkload(PlainWorkload):
-    """Random workload with more lists, in queues that keep tasks and are not removed."""
+    """Random workload with more lists and erasures, in queues that keep tasks and are not removed."""
 
     def __init__(self, backend: RedisBackend, clock: ManualClock, chance: random.Random) -> None:
         super().__init__(backend, clock, chance)
         self.verbs = [verb for verb in self.verbs if verb not in (self.pause, self.delete)]
-        self.verbs += 5 * [self.limit, self.list, self.receive, self.ack, self.publish]
+        self.verbs += 5 * [self.limit, self.list, self.erase, self.receive, self.ack, self.publish]
 
 
 class LargeWorkload(PlainWorkload):

@@ -38,6 +38,17 @@ class TagSuite(Harness):
         (delivery,) = await bench.eventually(subscription, 1)
         assert (delivery.attempt, delivery.task.tags) == (2, MOST)
 
+    async def test_one_id_twice_in_a_publish(self, bench: Bench) -> None:
+        """In one publish, a second task with the id of a task with tags is a duplicate or a conflict (law 7; U18)."""
+        tagged, other = bench.task("t1", tags=MOST), bench.task("t1", payload="other")
+        answers = await bench.offer(tagged, tagged, other)
+        assert [answer.status for answer in answers] == [
+            Published.ACCEPTED,
+            Published.DUPLICATE,
+            Published.CONFLICT,
+        ]
+        await bench.expect(published=1, waiting=1)
+
 
 class ListingTagsSuite(Harness, needs=(Capability.LISTING, Capability.CONTROL)):
     """Tests of the setting ``index`` and of lists with a tag."""

@@ -64,7 +64,7 @@ local function publish_tasks(q, at, n, answers)
           note(q, 'published', id, {attempt = 1, losses = 0, priority = tonumber(priority)}, 'waiting')
         end
       end
-      if rare then -- the record is already written
+      if rare and rarely().is_linked(rare) then -- the record is already written
         q.published = q.published + 1
       else
         written[filled + 1], written[filled + 2] = id, packed

@@ -23,6 +23,9 @@ local function rare_of(about)
   return at and cjson.decode(sub(about, at + 1))
 end
 
+-- Returns whether publishing a task may change the records of others, or needs its own.
+local function is_linked(rare) return rare and (rare.u or rare.a or rare.b) end
+
 -- Returns why a new member of a batch is refused; nothing if it is accepted, or is the batch.
 local function refuse_member(q, id, batch)
   return batch ~= q.key .. '/' .. id and count_of(batch).c and 'batch_closed' or nil
@@ -58,8 +61,8 @@ local function make_way(q, id, packed)
 end
 
 -- Stores a task that is scheduled, has a deadline, a tenant, an ordering key or rare fields, or enters sorted lanes.
--- Returns its record, which is already written if the task has rare fields, and whether further tasks must wait for the
--- next call, because of the many parents that were looked at.
+-- Returns its record, which is already written if the task is linked, and whether further tasks must wait for the next
+-- call, because of the many parents that were looked at.
 local function publish_unusual(q, id, digest, priority, body, about)
   local not_before, deadline, tenant, entity = told_of(about)
   local r, state = new_record(tonumber(priority), digest, tenant, entity), 'waiting'
@@ -89,8 +92,8 @@ local function publish_unusual(q, id, digest, priority, body, about)
   else
     note(q, 'published', id, r, state, nil, nil, nil, (state == 'scheduled' or state == 'blocked') and not_before)
   end
+  if is_linked(rare) then put_down(q, id, r) end
   if rare then
-    put_down(q, id, r)
     if rare.u then claim(q, id, rare.u, now) end
     if rare.t then tags.put(q, id, rare.t) end
   end
