@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from taskqueue_core.authoring.listings import Query
-from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.tasks import State
+from taskqueue_core.tasks import State, Task
 from taskqueue_redis import RedisBackend
 from tests.redis.backends import KEY, opened, publish, take
+from tests.redis.meter import Meter
 from tests.redis.servers import RedisServer
 from tests.redis.test_damage import cut, name_of, remove
 
@@ -187,3 +188,54 @@ async def test_pages_of_tasks_in_flight(backend: RedisBackend) -> None:
                 query: dict[str, Any] = {"state": State.IN_FLIGHT, "worker": worker, "limit": limit}
                 assert await found(backend, **query) == expected
                 assert await found(backend, newest=True, **query) == expected[::-1]
+
+
+@pytest.mark.parametrize("order", list(Order))
+async def test_tasks_of_one_tenant(
+    order: Order, backend: RedisBackend, redis_server: RedisServer
+) -> None:
+    """U18: a list by tenant has the order of the whole list, and takes few commands for the tasks of others.
+
+    With fair order, only tasks of the tenant are read. The list is the same while a queue is being sorted by tenant.
+    """
+    tenants = {f"t{n:03}": f"tenant-{n % 40}" if n % 40 else None for n in range(400)}
+    tasks = [Task(key=KEY, id=name, tenant=tenant) for name, tenant in tenants.items()]
+    await backend.publisher.publish(*tasks[:200])
+    await backend.control.configure(KEY, QueueSettings(order=order, keep_ended=900))
+    await backend.publisher.publish(*tasks[200:])
+    async with backend.subscribe([KEY], "c") as consumer:
+        taken = await take(consumer, 120)
+        await consumer.ack(*taken[:40])
+        await consumer.redeliver(*taken[80:])
+        await take(consumer, 20)
+        meter = Meter(backend, redis_server)
+        for state in (State.WAITING, State.IN_FLIGHT, State.DONE):
+            everything = await found(backend, state=state, limit=1000)
+            assert len(everything) > 30
+            for newest in (False, True):
+                expected = everything[::-1] if newest else everything
+                for tenant in ("tenant-7", "tenant-39"):
+                    own = [name for name in expected if tenants[name] == tenant]
+                    for limit in (1, 3, 1000):
+                        query: dict[str, Any] = {"state": state, "newest": newest, "limit": limit}
+                        assert await found(backend, tenant=tenant, **query) == own
+        meter.costs.clear()
+        page = await backend.listing.tasks(KEY, state=State.WAITING, tenant="tenant-7")
+        assert meter.costs["list"].commands < 60
+        assert page.tasks
+        if order is Order.FAIR:
+            assert page.looked_at < 60
+    meter.close()
+
+
+async def test_foreign_members_of_a_lane(backend: RedisBackend, redis_server: RedisServer) -> None:
+    """U18, U29: what another program writes to the lane of a tenant is on no page, and no walk of it is endless."""
+    await backend.control.configure(KEY, QueueSettings(order=Order.FAIR))
+    await publish(backend, "a", "b", tenant="acme")
+    for member in (*FOREIGN, b"s0", b"s1", b"s" + b"9" * 30, b"r17"):
+        for score in ("-3", "0", "0.5", "3.5", "1e300", "inf"):
+            name = f"{name_of(backend)}/y5:acme"
+            redis_server.call("ZADD", name, score, member + score.encode())
+    for newest in (False, True):
+        order = ["b", "a"] if newest else ["a", "b"]
+        assert await found(backend, state=State.WAITING, tenant="acme", newest=newest) == order

@@ -60,8 +60,17 @@ local function rank_of(name, score, member)
   return low, false
 end
 
+-- Returns whether a sound record has another tenant than the list, without the cost of reading all of it.
+local function is_of_another(packed)
+  if tenant == '' or not packed or #packed < RECORD_SIZE or not fits(string.byte(packed, 1, 3)) then return false end
+  if #packed == RECORD_SIZE then return true end
+  local there, own = RECORD_SIZE + 4, tenant .. '/'
+  return sub(packed, there, there + #tenant) ~= own and string.find(packed, '/', there, true) ~= nil
+end
+
 -- Returns the record of the task of a member; a record that is missing or damaged is built, but not stored.
 local function record_in(id, packed, is, place, priority, seq)
+  if is_of_another(packed) then return end
   local r = read_record(packed)
   if r then return r.state == is and r.place == place and r or nil end
   local body = call('HGET', q.name .. '/b', id)
@@ -108,16 +117,17 @@ local function fence_of(id) return string.match(id, '^%d+'), sub(id, -2) ~= '-0'
 -- Returns the limit of a range that leaves out an entry. `place`: its sequence number, or the whole id.
 local function without(place) return '(' .. place .. (string.find(place, '-', 1, true) and '' or '-0') end
 
--- Returns an item for an entry of a stream. `id` and `body` are fields of the entry.
-local function item_of(fence, fields, place, priority, token)
-  local id, packed = fields[1], call('HGET', q.name .. '/t', fields[1])
+-- Returns an item for an entry of a stream. `packed`: the record of its task.
+local function item_of(fence, fields, packed, place, priority, token)
+  local id, size = fields[1], #fields[2]
+  if is_of_another(packed) then return {fence, id, nil, false, token, size} end
   local r = read_record(packed)
   if r and (r.state ~= WAITING or r.place ~= place or text(r.fence) ~= fence) then
     r = nil -- a second entry of a task that is elsewhere
-  elseif not r and (packed or #fields[2] > 7 and string.byte(fields[2]) < 4) then
+  elseif not r and (packed or size > 7 and string.byte(fields[2]) < 4) then
     r = built(q, id, WAITING, place, priority, fence, unpack(fields, 2, 4))
   end
-  return {fence, id, r, false, token, #fields[2]}
+  return {fence, id, r, false, token, size}
 end
 
 local function of_stream(stream, priority)
@@ -132,7 +142,9 @@ local function of_stream(stream, priority)
       if from and tonumber((fence_of(from))) >= (passed or 0) then first = without(from) end
       entries = call('XRANGE', name, first, '+', 'COUNT', n)
     end
-    local held, items = {}, {}
+    local held, ids, items = {}, {}, {}
+    for i = 1, #entries do ids[i] = entries[i][2][1] end
+    local records = #ids > 0 and call('HMGET', q.name .. '/t', unpack(ids))
     if q.sorted and #entries > 0 then
       local one, other = entries[1][1], entries[#entries][1]
       local pending = flying(name, newest and other or one, newest and one or other, #entries)
@@ -140,9 +152,34 @@ local function of_stream(stream, priority)
     end
     for i = 1, #entries do
       local fence, foreign = fence_of(entries[i][1])
-      items[i] = (foreign or held[entries[i][1]]) and {foreign or fence} or item_of(fence, entries[i][2], place, priority)
+      items[i] = (foreign or held[entries[i][1]]) and {foreign or fence}
+        or item_of(fence, entries[i][2], records[i], place, priority)
     end
     return items, #entries < n
+  end
+end
+
+-- The entries of `of_stream` that were never delivered, of one tenant, by its sorted lane. Their scores are their sequence
+-- numbers, as long as no other program has written there.
+local function of_lane(priority)
+  local name, stream = lane_of(q, priority, tenant), stream_of(q, 's', priority)
+  return function(from, n)
+    n = math.min(n, want - #answers + 1)
+    local edge, members = from and '(' .. fence_of(from), nil
+    if newest then
+      members = call('ZRANGE', name, edge or '9e16', '1', 'BYSCORE', 'REV', 'LIMIT', 0, n, 'WITHSCORES')
+    else
+      members = call('ZRANGE', name, edge or '1', '9e16', 'BYSCORE', 'LIMIT', 0, n, 'WITHSCORES')
+    end
+    local items = {}
+    for i = 1, #members, 2 do
+      local fence, at = string.match(members[i], '^s([1-9]%d*)$'), tonumber(members[i + 1])
+      local fields = fence and #fence < 18 and fields_at(stream, fence)
+      local item = fields and item_of(fence, fields, call('HGET', q.name .. '/t', fields[1]), FRESH, priority) or {}
+      item[1] = text(newest and floor(at) or math.ceil(at))
+      items[#items + 1] = item
+    end
+    return items, #items < n
   end
 end
 
@@ -208,7 +245,8 @@ local function of_flight(priority)
       if limit and (newest and fence < limit or not newest and fence > limit) then break end
       if #items == n then return items, false end
       local fields = not foreign and fields_at(stream_of(q, stream, priority), text(fence))
-      items[#items + 1] = fields and item_of(text(fence), fields, stream == 's' and FRESH or AGAIN, priority, token) or {text(fence)}
+      items[#items + 1] = fields and item_of(text(fence), fields, call('HGET', q.name .. '/t', fields[1]),
+        stream == 's' and FRESH or AGAIN, priority, token) or {text(fence)}
     end
     return items, all
   end
@@ -232,7 +270,7 @@ local function of_ends(is)
     local records = #ids > 0 and call('HMGET', q.name .. '/t', unpack(ids))
     for i = 1, #ids do
       local j = newest and #ids + 1 - i or i
-      local r = read_record(records[j])
+      local r = not is_of_another(records[j]) and read_record(records[j])
       if not r or r.state ~= is or text(r.at) .. ':' .. ids[j] ~= found[j] then r = nil end -- the id was used again
       items[i] = {text(dropped + first + j - 1), ids[j], r}
     end
@@ -272,11 +310,12 @@ local function place_in_order(name)
 end
 
 if kind == 'waiting' then
+  local in_lanes = tenant ~= '' and q.sorted and q.waiting <= q.laned + q.held -- all waiting entries are in lanes
   for priority = 9, 0, -1 do
     if string.find(q.lanes, priority, 1, true) then
       section('z' .. priority, of_set('/z' .. priority, WAITING, PARKED, priority))
       section('r' .. priority, of_stream('r', priority))
-      section('s' .. priority, of_stream('s', priority))
+      section('s' .. priority, in_lanes and of_lane(priority) or of_stream('s', priority))
     end
   end
   section('J', of_set('/J', WAITING, HELD))
