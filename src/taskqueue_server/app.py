@@ -45,9 +45,7 @@ def create_app(
     check_extensions(_OWN, extensions)
     context = ServerContext(backend, settings)
     metrics = Metrics(context)
-    history = HistoryRecorder(
-        context.control, context.backend.now, metrics.local.run_times, FINE_BOUNDS
-    )
+    history = HistoryRecorder(context.statistics, metrics.local.run_times, FINE_BOUNDS)
     opened = [(extension.name, extension.open(context)) for extension in extensions]
 
     @asynccontextmanager

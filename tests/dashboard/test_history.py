@@ -13,6 +13,7 @@ from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.queue import Queue
 from taskqueue_core.tasks import Ledger, QueueStats
 from taskqueue_memory import MemoryBackend
+from taskqueue_server.context.statistics import StatisticsReader
 from taskqueue_server.dashboard import history
 from taskqueue_server.dashboard.history import RANGES, Counts, HistoryRecorder, Resolution
 from tests.dashboard.support import PAGE
@@ -132,7 +133,8 @@ class TestRecorder:
                     raise BackendUnavailable("down")
                 return await control.queues()
 
-        recorder = HistoryRecorder(Flaky(), lambda: now, dict, _BOUNDS)  # type: ignore[arg-type]
+        reader = StatisticsReader(Flaky(), lambda: now)  # type: ignore[arg-type]
+        recorder = HistoryRecorder(reader, dict, _BOUNDS)
         for step in range(6):
             await Queue(backend).publish("a", step)
             down = step == 3
@@ -158,8 +160,9 @@ class TestRecorder:
         async with running(prometheus="https://metrics.example/") as it:
             await it.publish("one")
             (recorder,) = recorders
-            recorder._now = iter(range(0, 3600, 15)).__next__
-            for _ in range(5):
+            now = 0
+            recorder._statistics = StatisticsReader(it.context.control, lambda: now)
+            for now in range(0, 75, 15):  # noqa: B007 - the clock of the reader
                 await recorder.record()
             async with stream(it, "queue&key=k&range=15m") as events:
                 rows = (await anext(events))["rows"]

@@ -15,6 +15,7 @@ from taskqueue_dispatch.names import queue_of
 from taskqueue_server.auth.access import OBSERVING
 from taskqueue_server.dashboard.pages import poller_of, render, see_other
 from taskqueue_server.dashboard.settings_form import Form, read_form
+from taskqueue_server.dashboard.snapshot import Snapshot
 from taskqueue_server.dashboard.stream import moments
 from taskqueue_server.dashboard.views import encoded
 from taskqueue_server.routing.event_stream import EventStream
@@ -33,7 +34,7 @@ _ACTIONS = {"drain": "drained", "undrain": "undrained", "remove": "removed"}
 
 async def show(call: RequestContext) -> Response:
     """Show models, endpoints and running jobs."""
-    sample = await poller_of(call).fresh()
+    sample = await _showing(call, await poller_of(call).fresh())
     snapshot = (await snapshot_of(dispatcher_of(call), sample)).seen_by(call.is_allowed)
     return await render(
         call,
@@ -66,6 +67,12 @@ async def act(call: RequestContext) -> Response:
     return see_other(PATH, _ACTIONS[action] if done else "unknown")
 
 
+async def _showing(call: RequestContext, sample: Snapshot) -> Snapshot:
+    """Return a sample with the settings of the queues of all models."""
+    models = dispatcher_of(call).registry.known()
+    return await poller_of(call).showing(sample, [queue_of(view.model) for view in models])
+
+
 def _exact(form: Form, name: str) -> str:
     """Return a form field with its leading and trailing spaces, which may be part of a model's name."""
     return next(iter(form.all(name)), "")
@@ -80,10 +87,11 @@ async def _events(call: RequestContext) -> AsyncIterator[bytes]:
     before: dict[str, str] = {}
     dispatcher = dispatcher_of(call)
     async with aclosing(moments(call)) as samples:
-        async for sample in samples:
-            if isinstance(sample, str):
-                yield encoded("bye", {"reason": sample})
+        async for moment in samples:
+            if isinstance(moment, str):
+                yield encoded("bye", {"reason": moment})
                 return
+            sample = await _showing(call, moment)
             snapshot = (await snapshot_of(dispatcher, sample)).seen_by(call.is_allowed)
             values = texts(snapshot, sample)
             changed = {name: text for name, text in values.items() if before.get(name) != text}

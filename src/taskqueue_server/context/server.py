@@ -19,6 +19,7 @@ from taskqueue_server.auth.access import AccessControl
 from taskqueue_server.auth.quotas import Quotas
 from taskqueue_server.auth.tickets import Tickets
 from taskqueue_server.context.connections import Connections
+from taskqueue_server.context.statistics import StatisticsReader
 from taskqueue_server.context.unauthenticated import UnauthenticatedConnections
 from taskqueue_server.context.waiters import LimitedSlots, ResultWaiters
 
@@ -63,6 +64,7 @@ class ServerContext:
         self.hooks = backend.hooks
         self.control = control_of(backend)
         self.dead_letters = dead_letters_of(backend)
+        self.statistics = StatisticsReader(self.control, backend.now)
         self.queue = Queue(backend)
         self.settings = settings
         self.access = AccessControl(settings, self.hooks, backend)

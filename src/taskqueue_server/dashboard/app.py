@@ -25,8 +25,8 @@ from taskqueue_server.routing.operations import Handler, Operation, RequestConte
 
 async def overview(call: RequestContext) -> Response:
     """Show the queues that the client may see, their ledger, charts and the number of workers."""
-    snapshot = await poller_of(call).fresh()
     view = DashboardView(call, "overview")
+    snapshot = await view.showing(await poller_of(call).fresh())
     chosen, keys = view.chosen, view.keys(snapshot)
     found = chosen.found(snapshot, keys)
     return await view.render(

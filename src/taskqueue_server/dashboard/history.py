@@ -11,17 +11,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from taskqueue_core.capabilities import Control
 from taskqueue_core.tasks import Ledger, QueueStats
-from taskqueue_server.context.server import read_each
+from taskqueue_server.context.statistics import StatisticsReader
 
 MAX_HISTORIES = 1000
 """maximum number of queues with a history of their own; the sum over all queues includes the others"""
 _WIDTH = 7
 """values of a row: published/s, done/s, waiting, scheduled, in flight, p50, p95"""
 _NONE = (math.nan,) * _WIDTH
-_MAX_CONCURRENT = 100
 _PATIENCE = 10.0
+_YOUNG = 5.0
+"""age in seconds up to which a sample is the last read of an open page, instead of one of its own"""
 _SHARE = 100
 """the pause after a sample is at least this many times the sample's duration, to take 1 % of the time"""
 _LATE = 2.5
@@ -187,13 +187,12 @@ class HistoryRecorder:
 
     def __init__(
         self,
-        control: Control,
-        now: Callable[[], float],
+        statistics: StatisticsReader,
         run_times: Callable[[], Counts],
         bounds: Sequence[float],
     ) -> None:
-        """Record what ``control`` reads. ``now`` gives the store's time, ``run_times`` the counts of this process."""
-        self._control, self._now, self._run_times = control, now, run_times
+        """Record what ``statistics`` reads. ``run_times`` gives the counts of this process."""
+        self._statistics, self._run_times = statistics, run_times
         by_step: dict[int, int] = {}
         for one in RANGES.values():
             if one is not LIVE:
@@ -210,25 +209,29 @@ class HistoryRecorder:
         shortest = float(min(self._resolutions))
         while True:
             began = loop.time()
-            await self.record()
-            self._pause = max(shortest, _SHARE * (loop.time() - began))
+            paused = await self.record()
+            self._pause = max(shortest, _SHARE * (loop.time() - began - paused))
             await asyncio.sleep(self._pause)
 
-    async def record(self) -> None:
-        """Take one sample. An error of the store leaves a gap."""
+    async def record(self) -> float:
+        """Take one sample. An error of the store leaves a gap. Return for how many seconds the read was paused."""
+        read, paused = self._statistics.recent(_YOUNG), 0.0
         try:
-            async with asyncio.timeout(_PATIENCE):
-                keys = await self._control.queues()
-                queues = await read_each(self._control.stats, keys, _MAX_CONCURRENT)
+            if read is None:
+                async with asyncio.timeout(_PATIENCE):
+                    read = await self._statistics.read()
+                paused = read.paused
         except Exception as error:  # noqa: BLE001 - the next sample may succeed
             self._last = None
             _log.debug("no sample for the history", extra={"error": type(error).__name__})
-            return
-        at, counts = self._now(), self._run_times()
+            return 0.0
+        at, counts = read.at, self._run_times()
         late = self._last is None or at - self._last > _LATE * self._pause
+        queues = tuple(read.queues.values())
         for resolution in self._resolutions.values():
             resolution.add(at, queues, counts, late=late)
         self._last = at
+        return paused
 
     def rows(
         self, keys: Sequence[str] | None, chosen: Range, newest: int | None = None

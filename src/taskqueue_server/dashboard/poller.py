@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -15,8 +15,9 @@ from msgspec import structs
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.concurrency import first_completed
 from taskqueue_core.errors import TaskQueueError
-from taskqueue_core.tasks import Health
+from taskqueue_core.tasks import Health, QueueStats
 from taskqueue_server.context.server import ServerContext, read_each
+from taskqueue_server.context.statistics import AT_ONCE
 from taskqueue_server.context.waiters import LimitedSlots
 from taskqueue_server.dashboard.formatting import of_queue
 from taskqueue_server.dashboard.local_metrics import Percentiles, ProcessGauges
@@ -32,13 +33,16 @@ _SHORTEST = 0.05
 _LINGER_SECONDS = 15.0
 """seconds for which polling continues after the last page was closed, so that the next page has a history"""
 _PATIENCE = 5.0
-_MAX_CONCURRENT = 100
 _TEXTS = 20
 """number of queues whose texts are formatted before other tasks of the event loop get a turn"""
 _HISTORY_SECONDS = 10.0
 """seconds for which the last run time of a queue is shown if no newer run time is measured"""
-_RULES_SECONDS = 10.0
-"""seconds after which the settings of many queues are read again; a change through this server is seen at once"""
+_STALE = 60.0
+"""age in seconds up to which a new page shows the last read of many queues, with its own queues read again"""
+_SHOWN_SECONDS = 10.0
+"""seconds for which samples have the settings of a queue after a page has shown it, if there are many queues"""
+_UNREAD = QueueSettings()
+"""what a sample has in place of settings that are not read"""
 T = TypeVar("T")
 _log = logging.getLogger("taskqueue.server.dashboard")
 _samplers: WeakKeyDictionary[ServerContext, StatsPoller] = WeakKeyDictionary()
@@ -51,6 +55,7 @@ class StatsPoller:
         # Do not keep the context itself: the weak dictionary removes this poller only if nothing refers to the context.
         self._backend, self._control = context.backend, context.control
         self._hooks, self._draining = context.hooks, context.draining
+        self._statistics = context.statistics
         self.process_gauges = ProcessGauges(context.backend.now)
         self.history = History()
         self.latest: Snapshot | None = None
@@ -62,14 +67,15 @@ class StatsPoller:
         self._drawn_at = 0.0
         self._good_from = 0
         """number of the first sample that `fresh` may return if there are many queues"""
-        self._rules: dict[str, QueueSettings] = {}
-        self._rules_until = 0.0
-        """time up to which the settings of many queues are not read again"""
+        self._shown: dict[str, float] = {}
+        """the queues that pages have shown, with the time until which their settings are read"""
+        self._paused = 0.0
+        """seconds of the last sample in which the server did other work"""
         self._after_gap = True
         self._poll_now = asyncio.Event()
         self._notified = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._made: tuple[Snapshot | None, dict[Hashable, Any]] = (None, {})
+        self._made: WeakKeyDictionary[Snapshot, dict[Hashable, Any]] = WeakKeyDictionary()
         self._run_times: dict[str, tuple[float, Percentiles]] = {}
         self.turn = asyncio.Lock()
         """lock that lets only one page render at a time, so that many pages do not block the event loop"""
@@ -95,9 +101,10 @@ class StatsPoller:
 
     def made(self, snapshot: Snapshot) -> dict[Hashable, Any]:
         """Return the cache of the values derived from a sample. Each new sample starts with an empty cache."""
-        if self._made[0] is not snapshot:
-            self._made = (snapshot, {})
-        return self._made[1]
+        made = self._made.get(snapshot)
+        if made is None:
+            made = self._made[snapshot] = {}
+        return made
 
     def once(self, snapshot: Snapshot, name: Hashable, make: Callable[[], T]) -> T:
         """Return a value derived from a sample, which ``make`` computes once for all pages."""
@@ -119,7 +126,7 @@ class StatsPoller:
 
         The page then gets the latest sample if the store is being polled, otherwise a new one.
         """
-        return -1 if self._task is not None else self._started
+        return self._started if self._task is None else self._good_from - 1
 
     async def after(self, number: int) -> Snapshot | None:
         """Return the latest sample as soon as its number exceeds ``number``; return ``None`` on shutdown."""
@@ -131,18 +138,18 @@ class StatsPoller:
             await self._notified.wait()
         return self.latest
 
-    async def fresh(self, key: str | None = None) -> Snapshot:
+    async def fresh(self, *keys: str) -> Snapshot:
         """Return a sample that is read from the store after this call. Raises `ProblemError` on shutdown.
 
-        With more than `LISTED` queues, it is the latest sample, while samples are taken, and only the queue ``key`` is
-        read again.
+        With more than `LISTED` queues, only the queues ``keys`` are read after this call. The others are those of the
+        latest sample, or of the last read of all queues, which is up to a minute old while no page is open.
         """
         self._start()
         latest = self.latest
-        if latest is not None and latest.number >= self._good_from and self._is_enough(latest):
-            again = latest if key is None else await self._again(latest, key)
-            if again is not None:
-                return again
+        if latest is None or not self._is_enough(latest, keys):
+            latest = await self._early()
+        if latest is not None:
+            return await self._again(latest, [key for key in keys if key in latest.readings])
         started = self._started
         self._poll_now.set()
         snapshot = await self.after(started)
@@ -150,27 +157,69 @@ class StatsPoller:
             raise _ending()
         return snapshot
 
+    async def showing(self, snapshot: Snapshot, keys: Sequence[str]) -> Snapshot:
+        """Return a sample in which the settings of the queues ``keys``, which a page shows, are read.
+
+        With up to `LISTED` queues, it is the sample itself.
+        """
+        if not _is_many(snapshot):
+            return snapshot
+        until = time.monotonic() + _SHOWN_SECONDS
+        shown = [key for key in keys if key in snapshot.readings]
+        self._shown.update(dict.fromkeys(shown, until))
+        unread = [key for key in shown if snapshot.readings[key].settings is _UNREAD]
+        return await self._again(snapshot, unread)
+
     def outdate(self) -> None:
-        """Let the next `fresh` read all queues, for example because one of them was changed."""
-        self._good_from, self._rules_until = self._started + 1, 0.0
+        """Let the next `fresh` not return the latest sample, for example because a queue was changed."""
+        self._good_from = self._started + 1
 
-    def _is_enough(self, latest: Snapshot) -> bool:
-        """Return whether a page may show the latest sample, because another one takes long with many queues."""
-        return latest.error is None and len(latest.readings) > LISTED
+    def _is_enough(self, latest: Snapshot, keys: Sequence[str]) -> bool:
+        """Return whether a page of the queues ``keys`` may show the latest sample instead of another one."""
+        good = latest.number >= self._good_from and latest.error is None
+        return good and _is_many(latest) and latest.readings.keys() >= set(keys)
 
-    async def _again(self, snapshot: Snapshot, key: str) -> Snapshot | None:
-        """Return a sample in which one queue is read again; ``None`` if the queue is new, or the store fails."""
-        before = snapshot.readings.get(key)
-        if before is None:
+    async def _early(self) -> Snapshot | None:
+        """Return a sample of many queues from the last read of all; ``None`` if it is too old, or the store fails."""
+        read = self._statistics.recent(_STALE)
+        if read is None or len(read.queues) <= LISTED:
             return None
         try:
             async with asyncio.timeout(_PATIENCE):
-                stats = await self._control.stats(key)
-                settings = await self._control.settings(key)
+                health, keys = await self._backend.health(), await self._control.queues()
+                new = [key for key in keys if key not in read.queues]
+                stats = await read_each(self._control.stats, new, AT_ONCE)
+                workers = await self._control.workers()
         except (TaskQueueError, TimeoutError):
             return None
-        reading = structs.replace(before, stats=stats, settings=settings)
-        return structs.replace(snapshot, readings={**snapshot.readings, key: reading})
+        if len(keys) <= LISTED:
+            return None
+        known = {**read.queues, **dict(zip(new, stats, strict=True))}
+        self._started += 1
+        return Snapshot(
+            number=self._started,
+            at=self._backend.now(),
+            readings=self._readings({key: known[key] for key in keys}, {}, {}),
+            workers=workers,
+            health=health,
+        )
+
+    async def _again(self, snapshot: Snapshot, keys: Sequence[str]) -> Snapshot:
+        """Return a sample in which these queues are read again; with an error if the store does not answer."""
+        if not keys:
+            return snapshot
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                stats = await read_each(self._control.stats, keys, AT_ONCE)
+                settings = await read_each(self._control.settings, keys, AT_ONCE)
+        except TaskQueueError as failure:
+            return structs.replace(snapshot, error=failure.code)
+        except TimeoutError:
+            return structs.replace(snapshot, error="timeout")
+        readings = dict(snapshot.readings)
+        for key, queue, rules in zip(keys, stats, settings, strict=True):
+            readings[key] = structs.replace(readings[key], stats=queue, settings=rules)
+        return structs.replace(snapshot, readings=readings)
 
     def _start(self) -> None:
         self._requested_at = time.monotonic()
@@ -194,10 +243,11 @@ class StatsPoller:
         while len(self.room) or time.monotonic() - self._requested_at < _LINGER_SECONDS:
             self._poll_now.clear()
             self._started += 1
+            self._paused = 0.0
             began = time.monotonic()
             await self._notify(await self._take(self._started))
-            took = time.monotonic() - began
-            pause = max(_SECOND - took, _PAUSE_FACTOR * took)
+            took, paused = time.monotonic() - began, self._paused
+            pause = max(_SHORTEST, _SECOND - took, _PAUSE_FACTOR * (took - paused) - paused)
             await asyncio.sleep(_SHORTEST)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause - _SHORTEST):
@@ -210,7 +260,10 @@ class StatsPoller:
         elif now - self._drawn_at >= _SECOND - _SHORTEST:
             self.history.add(snapshot, after_gap=self._after_gap)
             self._drawn_at, self._after_gap = now, False
-        for number, key in enumerate(list(snapshot.readings)[:LISTED]):
+        shown = list(self._shown if _is_many(snapshot) else snapshot.readings)
+        for number, key in enumerate(shown):
+            if key not in snapshot.readings:
+                continue
             self.texts(snapshot, key)
             if number % _TEXTS == _TEXTS - 1:
                 await asyncio.sleep(0)
@@ -244,39 +297,44 @@ class StatsPoller:
         )
 
     async def _ask(self, number: int) -> Snapshot:
-        control, backend = self._control, self._backend
-        health = await backend.health()
-        keys = await control.queues()
+        health = await self._backend.health()
         measured = self.process_gauges.take()
-        run_times = self._recent(measured, backend.now())
-        stats = await read_each(control.stats, keys, _MAX_CONCURRENT)
-        settings = await self._settings(keys)
-        readings = {
-            queue.key: StoreReading(queue, rules, run_times.get(queue.key), queue.key in measured)
-            for queue, rules in zip(stats, settings, strict=True)
+        read = await self._statistics.read(at_once=self._statistics.latest is None)
+        self._paused = read.paused
+        many, now = len(read.queues) > LISTED, time.monotonic()
+        self._shown = {key: until for key, until in self._shown.items() if until >= now}
+        keys = [key for key in read.queues if not many or key in self._shown]
+        settings = await read_each(self._control.settings, keys, AT_ONCE)
+        workers = await self._control.workers()
+        rules = dict(zip(keys, settings, strict=True))
+        readings = self._readings(read.queues, rules, measured)
+        at = self._backend.now()
+        return Snapshot(number=number, at=at, readings=readings, workers=workers, health=health)
+
+    def _readings(
+        self,
+        queues: Mapping[str, QueueStats],
+        rules: Mapping[str, QueueSettings],
+        measured: Mapping[str, Percentiles],
+    ) -> dict[str, StoreReading]:
+        run_times = self._recent(measured, self._backend.now())
+        return {
+            key: StoreReading(queue, rules.get(key, _UNREAD), run_times.get(key), key in measured)
+            for key, queue in queues.items()
         }
-        workers = await control.workers()
-        return Snapshot(
-            number=number, at=backend.now(), readings=readings, workers=workers, health=health
-        )
 
-    async def _settings(self, keys: Sequence[str]) -> list[QueueSettings]:
-        """Return the settings of the queues. Those of many queues are read again only after a while."""
-        now = time.monotonic()
-        if len(keys) <= LISTED or now >= self._rules_until:
-            self._rules, self._rules_until = {}, now + _RULES_SECONDS
-        new = [key for key in keys if key not in self._rules]
-        read = await read_each(self._control.settings, new, _MAX_CONCURRENT)
-        self._rules.update(zip(new, read, strict=True))
-        return [self._rules[key] for key in keys]
-
-    def _recent(self, measured: dict[str, Percentiles], now: float) -> dict[str, Percentiles]:
+    def _recent(self, measured: Mapping[str, Percentiles], now: float) -> dict[str, Percentiles]:
         for key, result in measured.items():
             self._run_times[key] = (now, result)
         for key, (at, _) in list(self._run_times.items()):
             if now - at > _HISTORY_SECONDS:
                 del self._run_times[key]
         return {key: result for key, (_, result) in self._run_times.items()}
+
+
+def _is_many(snapshot: Snapshot) -> bool:
+    """Return whether a sample has more queues than a page, which does not wait for a sample of all then."""
+    return len(snapshot.readings) > LISTED
 
 
 def _ending() -> ProblemError:

@@ -38,7 +38,7 @@ class StoreReading(msgspec.Struct, frozen=True):
         return self.stats.ledger
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True):
     """A sample of the store's statistics."""
 
     number: int

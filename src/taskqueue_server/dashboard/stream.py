@@ -60,10 +60,11 @@ async def _events(
     before: Snapshot | None = None
     values: dict[str, str] = {}
     async with aclosing(moments(call)) as samples:
-        async for snapshot in samples:
-            if isinstance(snapshot, str):
-                yield encoded("bye", {"reason": snapshot})
+        async for moment in samples:
+            if isinstance(moment, str):
+                yield encoded("bye", {"reason": moment})
                 return
+            snapshot = await view.showing(moment)
             status = await _status(call, view)
             async with poller.turn:
                 event = await view.event(snapshot, before, values, status)

@@ -19,9 +19,9 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.tasks import State, Task, TaskStatus
 from taskqueue_server.context.server import read_each
+from taskqueue_server.context.statistics import AT_ONCE
 from taskqueue_server.dashboard.pages import path, poller_of, render, see_other
 from taskqueue_server.dashboard.settings_form import read_form
-from taskqueue_server.dashboard.snapshot import StoreReading
 from taskqueue_server.dashboard.views import DashboardView
 from taskqueue_server.routing.operations import RequestContext
 
@@ -170,17 +170,19 @@ async def _is_workflow(call: RequestContext, name: str) -> bool:
 
 
 async def _by_id_or_tag(
-    call: RequestContext, readings: Mapping[str, StoreReading], names: Sequence[str], tag: str
+    call: RequestContext, among: Sequence[str], names: Sequence[str], tag: str
 ) -> list[TaskStatus | TaskSummary]:
     """Return the tasks with an id, if there is only one name; otherwise the first ones with a tag, of each queue."""
     found = list[TaskStatus | TaskSummary]()
     if len(names) == 1:
         ask = call.context.control.statuses
-        for answers in await read_each(lambda key: ask(key, names[0]), list(readings), _AT_ONCE):
+        for answers in await read_each(lambda key: ask(key, names[0]), among, _AT_ONCE):
             found += filter(None, answers)
     if not found and has(call.context.backend, Capability.LISTING):
         listing = listing_of(call.context.backend)
-        keys = [k for k, reading in readings.items() if tag_name(tag) in reading.settings.index]
+        settings = await read_each(call.context.control.settings, among, AT_ONCE)
+        by_key = zip(among, settings, strict=True)
+        keys = [key for key, rules in by_key if tag_name(tag) in rules.index]
         with suppress(InvalidInput):  # no tag, or no longer one that is indexed
             look = partial(listing.tasks, tag=tag, limit=_TAGGED)
             for page in await read_each(look, keys, _AT_ONCE):
@@ -206,8 +208,7 @@ async def find(call: RequestContext) -> Response:
         return see_other(path("queues", names[0]))
     if len(names) == 1 and await _is_workflow(call, names[0]):
         return see_other(path("workflows", names[0]))
-    readings = {key: snapshot.readings[key] for key in keys[:_SEARCHED]}
-    found = await _by_id_or_tag(call, readings, names, requested)
+    found = await _by_id_or_tag(call, keys[:_SEARCHED], names, requested)
     if len(found) == 1:
         return see_other(path("tasks", found[0].key, found[0].task_id))
     status = 200 if found or not requested else 404

@@ -95,7 +95,14 @@ class DashboardView:
         if self.key is not None:
             visible = self.key in snapshot.readings and self._call.is_allowed(self.key)
             return [self.key] if visible else []
-        return snapshot.keys(self._call.is_allowed)
+        made = (self._call.identity, "keys")
+        return self._poller.once(snapshot, made, lambda: snapshot.keys(self._call.is_allowed))
+
+    async def showing(self, snapshot: Snapshot) -> Snapshot:
+        """Return a sample with the settings of the queues that the page shows."""
+        if self.name not in _WITH_QUEUES:
+            return snapshot
+        return await self._poller.showing(snapshot, self.listed(snapshot))
 
     def listed(self, snapshot: Snapshot) -> Sequence[str]:
         """Return the queues that have a row on the page."""
