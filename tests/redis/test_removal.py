@@ -1,4 +1,4 @@
-"""Queues leave the store: idle ones after their `queue_ttl`, others when they are deleted. Retry tokens are bounded."""
+"""Queues leave the store: idle ones after their `queue_ttl`, others when they are deleted. Erased tasks leave it, too."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from taskqueue_core.errors import QueueInUse
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import Published, State, Task
+from taskqueue_core.uniqueness import UniqueKey
 from taskqueue_redis import RedisBackend
 from tests.redis.backends import KEY, opened, publish, take
 from tests.redis.servers import RedisServer
@@ -59,6 +60,20 @@ class Stored:
             if cursor == b"0":
                 break
         return {key for key in found if not names or any(name in key for name in names)}
+
+    def naming(self, text: str) -> set[str]:
+        """Return the keys that contain a text, in their names or their values."""
+        read = {
+            "string": ("GET",), "hash": ("HGETALL",), "set": ("SMEMBERS",), "stream": ("XRANGE", "-", "+"),
+            "zset": ("ZRANGE", "0", "-1"), "list": ("LRANGE", "0", "-1"),
+        }  # fmt: skip
+        found = self.keys(text)
+        for key in self.keys():
+            name = f"{{{self._prefix}:0}}{key}"
+            command, *rest = read[self._server.call("TYPE", name)]
+            if text in repr(self._server.call(command, name, *rest)):
+                found.add(key)
+        return found
 
     def bytes(self) -> int:
         """Return the memory that all keys take."""
@@ -298,3 +313,22 @@ async def test_retry_tokens_are_bounded(
     (status,) = await backend.control.statuses(KEY, "t")
     assert status is not None
     assert status.state is State.SCHEDULED
+
+
+async def test_nothing_of_an_erased_task_is_left(
+    backend: RedisBackend, clock: ManualClock, stored: Stored
+) -> None:
+    """U18: no key has the id of an erased task, whose record was kept for the period of its unique key."""
+    settings = QueueSettings(index=("user",), dedupe_window=1, result_ttl=1)
+    await backend.control.configure(KEY, settings)
+    unique = UniqueKey(key="k", period=600)
+    task = Task(key=KEY, id="the-erased", unique=unique, tags=("user:1",))
+    await backend.publisher.publish(task)
+    async with backend.subscribe([KEY], "w") as consumer:
+        await consumer.ack(*await take(consumer, 1), results=[b"1"])
+    await clock.advance(2)
+    await backend.control.maintain()
+    await backend.control.maintain()
+    assert stored.naming("the-erased")
+    assert (await backend.listing.erase(KEY, "user:1")).count == 1
+    assert stored.naming("the-erased") == set()

@@ -52,6 +52,7 @@ while looked < math.min(#members, budget) and bytes < BYTES do
     clear_end(id, r)
     call('HDEL', q.name .. '/t', id)
     forget_rest(q, id)
+    if call('ZREM', q.name .. '/k', id) == 1 then index(q, '/k', ':results') end -- it may be there without a result
     if unique then disclaim(q, id) end
     local name = streamed().of(q, id)
     call('UNLINK', name)
