@@ -1,4 +1,4 @@
-"""Queues leave the store: idle ones after their `queue_ttl`, others when they are deleted. Erased tasks leave it, too."""
+"""Queues leave the store: idle ones after their `queue_ttl`, others when they are deleted; and erased tasks."""
 
 from __future__ import annotations
 
