@@ -237,6 +237,18 @@ def check_encoded(field: str, value: bytes, limit: str) -> None:
     _check_depth(field, value)
 
 
+def check_written(field: str, text: bytes, limit: str) -> None:
+    """Check text that pydantic wrote: it is JSON, unless it has NaN, an infinity, or a number too long for Python."""
+    size = len(text)
+    if size > getattr(LIMITS, limit) or text.count(b"[") + text.count(b"{") > LIMITS.depth:
+        check_encoded(field, text, limit)
+    # `count` is faster than `in`. These words are no JSON, unless they are part of a text.
+    if text.count(b"NaN") or text.count(b"Infinity"):
+        check_json(field, text, limit)
+    if size >= len(_LONG):
+        check_digits(field, text)
+
+
 def _check_depth(field: str, value: bytes) -> None:
     if _too_deep(value):
         raise InvalidInput(

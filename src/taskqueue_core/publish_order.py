@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from taskqueue_core.after import TaskRef
 from taskqueue_core.tasks import Confirmation, Published, Refusal, Task
 
-__all__ = ["in_parts", "is_absent", "refused_with_parent", "retry_hints"]
+__all__ = ["in_parts", "refused_with_parent"]
 
 
 def in_parts(tasks: Sequence[Task], most: int) -> Iterator[Sequence[int]]:
@@ -35,11 +35,6 @@ def _levels(tasks: Sequence[Task]) -> list[Sequence[int]]:
     return list(levels)
 
 
-def is_absent(answer: Confirmation) -> bool:
-    """Return whether the store has no task of this name with the published payload."""
-    return not answer.stored or answer.existing_id is not None
-
-
 def refused_with_parent(task: Task, absent: Mapping[TaskRef, Confirmation]) -> Confirmation | None:
     """Return the refusal of a task that waits for one that the store does not have; otherwise ``None``.
 
@@ -59,12 +54,3 @@ def refused_with_parent(task: Task, absent: Mapping[TaskRef, Confirmation]) -> C
                 retry_after=answer.retry_after,
             )
     return None
-
-
-def retry_hints(confirmations: Iterable[Confirmation]) -> dict[int, float]:
-    """Return, by index, the suggested delays of the refused tasks that may be accepted later."""
-    return {
-        index: confirmation.retry_after
-        for index, confirmation in enumerate(confirmations)
-        if confirmation.status is Published.REFUSED and confirmation.retry_after is not None
-    }

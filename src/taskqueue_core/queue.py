@@ -20,19 +20,13 @@ from taskqueue_core.authoring.listings import Query
 from taskqueue_core.authoring.unsupported import field_checks
 from taskqueue_core.backend import Backend, Capability, Subscription
 from taskqueue_core.capabilities import RoomSignal, RoomSignals, control_of
-from taskqueue_core.errors import (
-    ConfigurationError,
-    IdConflict,
-    InvalidInput,
-    NotUnique,
-    PublishUnconfirmed,
-    QueueFull,
-)
+from taskqueue_core.confirmations import is_absent, retry_hints, stored
+from taskqueue_core.errors import ConfigurationError, InvalidInput, PublishUnconfirmed
 from taskqueue_core.json_text import encode_json
 from taskqueue_core.limits import LIMITS, check_duration
 from taskqueue_core.lost_tasks import warn_of_lost_tasks
 from taskqueue_core.publish_options import PublishOptions, after_of, instant
-from taskqueue_core.publish_order import in_parts, is_absent, refused_with_parent, retry_hints
+from taskqueue_core.publish_order import in_parts, refused_with_parent
 from taskqueue_core.queue_lists import OfQueue, TaskList, queue_name
 from taskqueue_core.queue_schedules import QueueSchedules
 from taskqueue_core.queue_workflows import QueueWorkflows
@@ -50,7 +44,7 @@ from taskqueue_core.tasks import (
 )
 from taskqueue_core.uniqueness import key_of
 
-__all__ = ["PublishOptions", "Queue", "connect", "instant", "stored"]
+__all__ = ["PublishOptions", "Queue", "connect", "instant"]
 
 _RESENDS = 3
 _PAUSE = RetryPolicy(base=0.05, cap=1.0)
@@ -152,11 +146,20 @@ class Queue:
         `PublishUnconfirmed` if the store does not answer: publish again with the id in the error.
         """
         task = await self.task_of(key, encode_json("payload", payload), options)
-        end = _end_of(options.get("wait", 0))
+        return await self.publish_task(task, wait=options.get("wait", 0))
+
+    async def publish_task(self, task: Task, *, wait: float = 0) -> Confirmation:
+        """Publish a task as `publish` does, and raise its errors.
+
+        >>> confirmation = await queue.publish_task(Task(key="mail", payload=b'{"to": "ada"}'))
+        """
+        end, tasks = _end_of(wait), [task]
         for check in self._checks:
-            check([task])
-        (confirmation,) = await self._publish_batch([task], end)
-        return stored(confirmation)
+            check(tasks)
+        answers: Sequence[Confirmation] = await self._send(tasks)
+        if end is not None:
+            answers = await self._wait_for_room(tasks, answers, end)
+        return stored(answers[0])
 
     async def instant(
         self, name: str, seconds: float | timedelta | None, other: str, at: float | datetime | None
@@ -351,31 +354,6 @@ class Queue:
         if not self._knows_time:
             self._knows_time = (await self.backend.health()).ok
         return self.backend.now()
-
-
-def stored(confirmation: Confirmation) -> Confirmation:
-    """Return the confirmation of a stored task. Raises `QueueFull`, `NotUnique` or `IdConflict` for another one."""
-    key, task_id = confirmation.key, confirmation.task_id
-    if confirmation.code is Refusal.NOT_UNIQUE:
-        raise NotUnique(
-            f"queue {key!r} refused the task: {confirmation.reason}",
-            task_id=task_id,
-            existing_id=confirmation.existing_id,
-        )
-    if confirmation.status is Published.REFUSED:
-        raise QueueFull(
-            f"queue {key!r} refused the task: {confirmation.reason}",
-            task_id=task_id,
-            code=confirmation.code,
-            retry_after=confirmation.retry_after,
-            depth=confirmation.depth,
-        )
-    if confirmation.status is Published.CONFLICT:
-        raise IdConflict(
-            f"id {task_id!r} is already used in queue {key!r} by a task with another payload",
-            task_id=task_id,
-        )
-    return confirmation
 
 
 async def _pause(hint: float, remaining: float, signal: RoomSignal | None) -> None:

@@ -10,8 +10,9 @@ import msgspec
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import EndpointInfo, PoolView, control_of, slots_of
+from taskqueue_core.confirmations import stored
 from taskqueue_core.errors import InvalidInput, PublishUnconfirmed
-from taskqueue_core.queue import Queue, stored
+from taskqueue_core.queue import Queue
 from taskqueue_core.tasks import Confirmation, Published, Refusal, State, Task, TaskStatus
 from taskqueue_dispatch.jobs import Submission, task_of
 from taskqueue_dispatch.models import ModelConfig, WhenDown

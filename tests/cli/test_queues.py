@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from taskqueue_core import publish_order
+from taskqueue_core import confirmations
 from taskqueue_core.capabilities import Order, Owner, QueueSettings
 from taskqueue_core.rate_limit import IntervalUnit, RateLimit
 from taskqueue_core.retry import RetryPolicy
@@ -359,7 +359,7 @@ def test_a_file_of_tasks_waits_for_room(
     done = cli("publish", KEY, "--batch", str(file), "--wait", "0.05", "--json")
     assert (done.code, done.json["accepted"], done.json["refused"]) == (1, 2, 2)
     assert done.json["faults"][0]["line"] == 3
-    hints = publish_order.retry_hints
+    hints = confirmations.retry_hints
     monkeypatch.setattr(
         "taskqueue_core.queue.retry_hints", lambda told: dict.fromkeys(hints(told), 0)
     )

@@ -11,11 +11,12 @@ from taskqueue_core.after import After, TaskRef
 from taskqueue_core.assembly import open_backend
 from taskqueue_core.capabilities import QueueSettings, control_of
 from taskqueue_core.clock import ManualClock
+from taskqueue_core.confirmations import is_absent
 from taskqueue_core.errors import BackendNotFound, BackendUnavailable, CapabilityMissing
 from taskqueue_core.hooks import HOOK_API
 from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.publish_order import in_parts, is_absent
+from taskqueue_core.publish_order import in_parts
 from taskqueue_core.queue import Queue
 from taskqueue_core.tasks import Confirmation, Ledger, Published, Refusal, State
 from taskqueue_core.uniqueness import UniqueKey

@@ -61,6 +61,7 @@ def test_every_method_has_a_twin() -> None:
     assert methods(SyncQueue) - {"run"} == methods(Queue) - {
         "ends",
         "instant",
+        "publish_task",
         "subscribe",
         "task_of",
     }

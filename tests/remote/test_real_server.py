@@ -16,8 +16,8 @@ from taskqueue_core import (
     Unique,
     UniqueKey,
     UnknownTask,
+    confirmations,
     gather,
-    publish_order,
 )
 from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.capabilities import QueueSettings
@@ -196,7 +196,7 @@ async def test_waiting_for_room_in_the_server(
     remote: RemoteBackend, store: MemoryBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B13: a remote publisher can wait for a queue to accept tasks, like a local one."""
-    hints = publish_order.retry_hints
+    hints = confirmations.retry_hints
     monkeypatch.setattr(
         "taskqueue_core.queue.retry_hints", lambda told: dict.fromkeys(hints(told), 0)
     )

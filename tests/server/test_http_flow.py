@@ -12,8 +12,8 @@ import pytest
 from taskqueue_core.authoring.unsupported import field_checks
 from taskqueue_core.backend import Capabilities
 from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.confirmations import stored
 from taskqueue_core.errors import QueueFull, SettingsConflict
-from taskqueue_core.queue import stored
 from taskqueue_core.tasks import Confirmation, Published, Refusal, Task
 from taskqueue_memory import MemoryBackend
 from taskqueue_server.problems import problem_of

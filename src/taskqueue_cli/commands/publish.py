@@ -16,7 +16,7 @@ from taskqueue_core.after import After, TaskRef, When
 from taskqueue_core.backend import Backend
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.queue import Queue, stored
+from taskqueue_core.queue import Queue
 from taskqueue_core.tasks import DEFAULT_PRIORITY, Confirmation
 from taskqueue_core.uniqueness import UniqueKey
 
@@ -151,8 +151,7 @@ async def _publish(backend: Backend, fields: TaskFields, wait: float) -> Confirm
     if fields.delay is not None or fields.expires_in is not None:
         await backend.health()  # a remote backend learns the server's time from its first response
     task = fields.to_task(backend.now())
-    (confirmation,) = await Queue(backend).publish_many([task], wait=wait)
-    return stored(confirmation)
+    return await Queue(backend).publish_task(task, wait=wait)
 
 
 def payload_of(argument: str | None) -> bytes:

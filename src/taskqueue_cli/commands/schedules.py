@@ -28,9 +28,10 @@ from taskqueue_cli.output import (
 )
 from taskqueue_core.application.encoding import shown_in_place
 from taskqueue_core.backend import Backend
+from taskqueue_core.confirmations import stored
 from taskqueue_core.errors import InvalidInput, UnknownKey
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.queue import Queue, stored
+from taskqueue_core.queue import Queue
 from taskqueue_core.queue_schedules import QueueSchedules
 from taskqueue_core.schedule_status import ScheduleStatus
 from taskqueue_core.schedules import Cron, Every, InstantForm, Overlap, Schedule, TaskTemplate
@@ -303,13 +304,9 @@ def backfill(
     as_json: AsJson = False,
 ) -> None:
     """Publish the tasks of past instants, from SINCE to before UNTIL. Those that were published are duplicates."""
-    start, end = _time("SINCE", since), _time("UNTIL", until)
-    found = _with(
-        server,
-        lambda it: it.backfill(
-            name, cast("datetime", start), cast("datetime", end), overlap=overlap
-        ),
-    )
+    times = _time("SINCE", since), _time("UNTIL", until)
+    start, end = cast("tuple[datetime, datetime]", times)
+    found = _with(server, lambda it: it.backfill(name, start, end, overlap=overlap))
     if as_json:
         print_json(found)
     else:

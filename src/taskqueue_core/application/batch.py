@@ -15,9 +15,10 @@ from taskqueue_core.application.members import member_results, tag_of
 from taskqueue_core.application.publishing import checked_calls, publish_together
 from taskqueue_core.authoring.unsupported import field_checks
 from taskqueue_core.capabilities import dependencies_of
+from taskqueue_core.confirmations import stored
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_name
-from taskqueue_core.queue import Queue, stored
+from taskqueue_core.queue import Queue
 from taskqueue_core.tasks import Confirmation, State, Task, new_id
 
 R = TypeVar("R")

@@ -24,9 +24,10 @@ from taskqueue_core.application.event_reader import Event, events_of, ticket_of
 from taskqueue_core.application.handler_scope import HANDLER_SCOPE
 from taskqueue_core.application.stored_result import result_of
 from taskqueue_core.capabilities import TaskDetail, control_of, listing_of
+from taskqueue_core.confirmations import stored
 from taskqueue_core.errors import InvalidInput, TaskQueueError
 from taskqueue_core.limits import kind_of
-from taskqueue_core.queue import Queue, stored
+from taskqueue_core.queue import Queue
 from taskqueue_core.task_ends import has_ended
 from taskqueue_core.tasks import Confirmation, Failure, State, TaskStatus
 

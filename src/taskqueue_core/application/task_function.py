@@ -33,11 +33,12 @@ from taskqueue_core.application.sync_handles import SyncHandle
 from taskqueue_core.application.task_options import TaskOptions
 from taskqueue_core.application.type_errors import schema_error
 from taskqueue_core.application.unique_work import UniqueWork
+from taskqueue_core.confirmations import stored
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import check_headers, check_tags
 from taskqueue_core.policy_model import nearest_first
 from taskqueue_core.protocol.frames import WireTask
-from taskqueue_core.queue import PublishOptions, Queue, stored
+from taskqueue_core.queue import PublishOptions, Queue
 from taskqueue_core.schedules import is_instant
 from taskqueue_core.sync import SyncQueue
 from taskqueue_core.tasks import DEFAULT_PRIORITY, Confirmation, Task, checked_task, new_id
@@ -162,8 +163,8 @@ class TaskFunction(Generic[P, R_co, C_co]):
                 stored(handle.confirmation)
             return handle
         task = await self.task(queue, text)
-        (confirmation,) = await queue.publish_many([task], wait=self.changes.get("wait", 0))
-        task_id = stored(confirmation).existing_id or confirmation.task_id
+        confirmation = await queue.publish_task(task, wait=self.changes.get("wait", 0))
+        task_id = confirmation.existing_id or confirmation.task_id
         return Handle(self.queue, task_id, queue, self.read_result, confirmation, encoding=encoding)
 
     def publish_sync(self, *args: P.args, **kwargs: P.kwargs) -> SyncHandle[R_co]:
