@@ -197,7 +197,7 @@ async def record_action(
 ) -> None:
     """Add an action of this command to the audit log of the store, unless a server has recorded it.
 
-    The action was carried out, so a failure is only a warning.
+    It is carried out whatever the store says, so a failure is only a warning.
     """
     if has(backend, Capability.AUDIT):
         actor = f"{getuser()}@{gethostname()}"
@@ -205,7 +205,7 @@ async def record_action(
         try:
             await audit_of(backend).record(entry)
         except TaskQueueError as error:
-            note(f"the action is done, but not in the audit log: {error}", "yellow")
+            note(f"the action {action!r} is not in the audit log: {error}", "yellow")
 
 
 async def _within_outage_limit(backend: Backend, call: Awaitable[T]) -> T:

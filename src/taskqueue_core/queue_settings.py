@@ -122,14 +122,31 @@ def _merge(target: object, patch: object) -> object:
     return result
 
 
-def describe_change(before: QueueSettings, after: QueueSettings) -> str:
-    """Return the fields that differ, with their new values as JSON, such as ``paused=true``."""
+def name_change(before: QueueSettings, after: QueueSettings) -> tuple[str, str]:
+    """Return what a change does, for the audit log: the action, and as details the new values as JSON.
+
+    A change that only pauses or resumes the deliveries, the intake or tenants has a name of its own.
+
+    >>> name_change(QueueSettings(), QueueSettings(paused_tenants=("acme",)))
+    ('pause tenant', 'tenant=acme')
+    >>> name_change(QueueSettings(), QueueSettings(max_inflight=4))
+    ('change settings', 'max_inflight=4')
+    """
     old, new = before.model_dump(mode="json"), after.model_dump(mode="json")
-    return " ".join(
-        f"{name}={msgspec.json.encode(value).decode()}"
-        for name, value in new.items()
-        if value != old[name] and name not in ("version", "owners")
-    )
+    changed = [name for name in new if new[name] != old[name] and name not in ("version", "owners")]
+    match changed:
+        case ["paused"]:
+            return "pause" if after.paused else "resume", "deliveries"
+        case ["intake_paused"]:
+            return "pause" if after.intake_paused else "resume", "intake"
+        case ["paused_tenants"]:
+            added = [name for name in after.paused_tenants if name not in before.paused_tenants]
+            removed = [name for name in before.paused_tenants if name not in after.paused_tenants]
+            if not (added and removed):
+                action = "pause tenant" if added else "resume tenant"
+                return action, " ".join(f"tenant={name}" for name in added or removed)
+    values = (f"{name}={msgspec.json.encode(new[name]).decode()}" for name in changed)
+    return "change settings", " ".join(values)
 
 
 def by_operator(before: QueueSettings, after: QueueSettings) -> QueueSettings:

@@ -15,7 +15,7 @@ def test_commands_are_recorded(cli: Cli) -> None:
     shown = json.loads(cli("audit", "--json").out)
     assert [(e["action"], e["key"], e["tasks"]) for e in shown] == [
         ("purge", "mail", 1),
-        ("change settings", "mail", None),
+        ("pause", "mail", None),
     ]
     assert "purge" in cli("audit", "--limit", "1").out
     assert "paused" not in cli("audit", "--limit", "1").out

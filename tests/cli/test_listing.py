@@ -9,6 +9,7 @@ import shlex
 import pytest
 
 from taskqueue_cli.output import console
+from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.tasks import Task
 from tests.cli.conftest import Cli
 from tests.cli.shared import Shared
@@ -95,7 +96,7 @@ def test_a_task_in_detail(cli: Cli) -> None:
     assert cli("status", "mail", "no", "--detail").code == 1
 
 
-def test_erasure(cli: Cli, filled: Shared) -> None:
+def test_erasure(cli: Cli, filled: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
     """U18, U21: `erase` counts the tasks with a tag; with the tag as confirmation it erases them, and records it."""
     counted = cli("erase", "mail", "user:42")
     assert "4 tasks with the tag user:42 in queue mail" in counted.out
@@ -110,7 +111,20 @@ def test_erasure(cli: Cli, filled: Shared) -> None:
     assert cli("tasks", "list", "mail", "--tag", "user:42", "--json").json["tasks"] == []
     again = cli("erase", "mail", "user:42", "--confirm", "user:42", "--json").json
     assert (again["erased"], again["count"], again["tasks"]) == (True, 0, {})
-    assert cli("erase", "mail", "urgent").code == 2
-    entries = asyncio.run(filled.audit.entries(limit=9))
-    actions = [(entry.tasks, entry.details) for entry in entries if entry.action == "erase"]
-    assert actions == [(0, "tag=user:42"), (4, "tag=user:42")]
+    assert cli("erase", "mail", "urgent", "--confirm", "urgent").code == 2
+    entries = asyncio.run(filled.audit.entries(limit=4))
+    actions = [(entry.action, entry.tasks, entry.details) for entry in entries]
+    assert actions == [
+        ("erase", 0, "tag=user:42"),
+        ("begin to erase", None, "tag=user:42"),
+        ("erase", 4, "tag=user:42"),
+        ("begin to erase", None, "tag=user:42"),
+    ]
+
+    async def end(*_: object) -> None:
+        raise BackendUnavailable("away")
+
+    monkeypatch.setattr(filled.listing, "erase", end)  # as if the command was killed
+    assert cli("erase", "mail", "user:42", "--confirm", "user:42").code != 0
+    (entry,) = asyncio.run(filled.audit.entries(limit=1))
+    assert (entry.action, entry.details) == ("begin to erase", "tag=user:42")

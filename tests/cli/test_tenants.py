@@ -22,3 +22,12 @@ def test_tenants_are_paused(cli: Cli, store: Shared) -> None:
     assert in_force(store).paused_tenants == ("beta",)
     assert cli("tenant", "resume", KEY, "nobody").code == 0
     assert in_force(store).version == 4
+    shown = [
+        (entry["action"], entry["key"], entry["details"]) for entry in cli("audit", "--json").json
+    ]
+    assert shown == [
+        ("resume tenant", KEY, "tenant=acme"),
+        ("pause tenant", KEY, "tenant=beta"),
+        ("pause tenant", KEY, "tenant=acme"),
+        ("change settings", KEY, 'order="fair"'),
+    ]

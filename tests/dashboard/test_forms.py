@@ -67,7 +67,11 @@ async def test_pausing_a_tenant(it: Running, client: httpx2.AsyncClient) -> None
     for key, paused in (("k", ("acme",)), ("other", ("acme",)), ("fifo", ())):
         assert (await control.settings(key)).paused_tenants == paused
     (entry,) = await audit_of(it.backend).entries(limit=1)
-    assert (entry.action, entry.key, entry.details) == ("pause", None, "tenant acme in 2 queues")
+    assert (entry.action, entry.key, entry.details) == (
+        "pause tenant",
+        None,
+        "tenant=acme queues=2",
+    )
     wrong = await post(client, "/queues/k/pause", what="tenant", tenant="a/b", to="paused")
     assert (wrong.status_code, 'id="tenant-error"' in wrong.text) == (422, True)
 

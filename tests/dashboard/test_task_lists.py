@@ -165,8 +165,14 @@ async def test_erasure_of_a_tag(it: Running, client: httpx2.AsyncClient) -> None
     page = await followed(client, await post(client, LIST, **form, confirm="erase"))
     assert "Erased: 2." in page
     assert (await it.count(State.WAITING), await it.count(State.CANCELLED)) == (1, 2)
-    (entry,) = await it.backend.audit.entries(limit=1)  # type: ignore[attr-defined]
-    assert (entry.action, entry.tasks, entry.details) == ("erase", 2, "tag=user:1")
+    entries = await it.backend.audit.entries(limit=3)  # type: ignore[attr-defined]
+    assert [(entry.action, entry.tasks, entry.details) for entry in entries] == [
+        ("erase", 2, "tag=user:1"),
+        ("begin to erase", None, "tag=user:1"),
+    ]
+    refused = await post(client, LIST, action="erase", tag="shop:1", confirm="erase")
+    assert refused.status_code == 422
+    assert len(await it.backend.audit.entries(limit=3)) == 2  # type: ignore[attr-defined]
 
 
 async def test_an_action_is_bounded(it: Running, client: httpx2.AsyncClient) -> None:

@@ -56,6 +56,11 @@ async def test_what_operators_do_is_recorded(tmp_path: Path) -> None:
         await client.patch(
             f"{url}/settings", json={"rate_limit": {"max_tokens": 5}, "paused": False}
         )
+        await client.patch(f"{url}/settings", json={"intake_paused": True})
+        await client.patch(f"{url}/settings", json={"order": "fair", "paused_tenants": ["b", "c"]})
+        await client.patch(f"{url}/settings", json={"paused_tenants": []})
+        await client.patch(f"{url}/settings", json={"paused_tenants": ["b"]})
+        await client.patch(f"{url}/settings", json={"paused_tenants": ["c"]})
         await client.post(f"{url}/purge?confirm=a")
         await client.request("DELETE", "/v1/tasks/a/four")
         found = [
@@ -66,6 +71,11 @@ async def test_what_operators_do_is_recorded(tmp_path: Path) -> None:
         assert found == [
             ("admin", "cancel", "a", 0, "id=four"),
             ("admin", "purge", "a", 5, ""),
+            ("admin", "change settings", "a", None, 'paused_tenants=["c"]'),
+            ("admin", "pause tenant", "a", None, "tenant=b"),
+            ("admin", "resume tenant", "a", None, "tenant=b tenant=c"),
+            ("admin", "change settings", "a", None, 'order="fair" paused_tenants=["b","c"]'),
+            ("admin", "pause", "a", None, "intake"),
             ("admin", "change settings", "a", None, f"rate_limit={rate} paused=false"),
             ("admin", "pause", "a", None, "deliveries"),
             ("admin", "redrive", "a", 2, "reason=refused"),

@@ -191,7 +191,7 @@ class TestPausing:
         received = await subscription.receive(9, 0)
         assert [delivery.task.id for delivery in received.deliveries] == ["acme"]
         actions = [(entry.action, entry.details) for entry in await backend.audit.entries(limit=2)]
-        assert actions == [("resume", "tenant acme")] * 2
+        assert actions == [("resume tenant", "tenant=acme")] * 2
         for params in ({"tenant": "a", "intake": "true"}, {"tenant": "a/b"}, {"tenant": ""}):
             problem(await api.post(pause, params=params), 422, "invalid_input", "tenant")
         fifo = await api.post("/v1/queues/other/pause", params={"tenant": "acme"})

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.capabilities import Erasure, QueueSettings, count_tagged, listing_of
-from taskqueue_core.errors import InvalidInput
+from taskqueue_core.errors import BackendUnavailable, InvalidInput
 from taskqueue_core.tasks import State, Task
 from taskqueue_memory import MemoryBackend, MemorySettings
 from taskqueue_remote import RemoteBackend
@@ -206,8 +206,19 @@ async def test_erasure_of_a_tag(tmp_path: Path) -> None:
     entries = await backend.audit.entries(limit=10)
     assert [(e.action, e.key, e.tasks, e.details) for e in entries] == [
         ("erase", "k", 1, "tag=user:1"),
+        ("begin to erase", "k", None, "tag=user:1"),
         ("erase", "k", 2, "tag=user:1"),
+        ("begin to erase", "k", None, "tag=user:1"),
     ]
     ledger = await backend.control.ledger("k")
     assert (ledger.waiting, ledger.dead, ledger.cancelled) == (1, 1, 3)
+
+    async def end(*_: object, **__: object) -> None:
+        raise BackendUnavailable("away")
+
+    backend.listing.erase = end  # type: ignore[method-assign] - as if the server was killed
+    async with app_client(backend) as api:
+        assert (await api.post(erase, json={"tag": "user:1"})).status_code == 503
+    (last,) = await backend.audit.entries(limit=1)
+    assert (last.action, last.details) == ("begin to erase", "tag=user:1")
     await backend.aclose()

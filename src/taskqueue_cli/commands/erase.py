@@ -11,6 +11,7 @@ from taskqueue_cli.backends import ServerUrl, record_action, with_backend
 from taskqueue_cli.commands.stats import check_known
 from taskqueue_cli.commands.status import Key
 from taskqueue_cli.output import AsJson, argument, console, note, option, print_json
+from taskqueue_core.authoring.listings import Query
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import Erasure, control_of, count_tagged, listing_of
 from taskqueue_core.errors import InvalidInput
@@ -45,9 +46,11 @@ def erase(
     async def act(backend: Backend) -> tuple[Erasure, bool]:
         control, listing = control_of(backend), listing_of(backend)
         check_known([key], await control.queues())
-        journal = (await control.settings(key)).journal
+        settings, details = await control.settings(key), f"tag={tag}"
         if confirm is None:
-            return await count_tagged(listing, key, tag), journal
+            return await count_tagged(listing, key, tag), settings.journal
+        Query(key=key, tag=tag).check(settings)
+        await record_action(backend, "begin to erase", key, details=details)
         states, more = Counter[State](), True
         try:
             while more:
@@ -57,8 +60,8 @@ def erase(
         finally:
             number = states.total()
             if number or not more:
-                await record_action(backend, "erase", key, tasks=number, details=f"tag={tag}")
-        return Erasure(tasks=dict(states)), journal
+                await record_action(backend, "erase", key, tasks=number, details=details)
+        return Erasure(tasks=dict(states)), settings.journal
 
     found, journal = with_backend(server, act)
     if as_json:

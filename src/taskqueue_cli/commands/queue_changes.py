@@ -26,8 +26,8 @@ from taskqueue_core.capabilities import Control, Order, QueueSettings, control_o
 from taskqueue_core.queue_settings import (
     by_operator,
     change_settings,
-    describe_change,
     give_back,
+    name_change,
     read_settings,
 )
 from taskqueue_core.tasks import QueueStats
@@ -308,8 +308,8 @@ def change_and_show(
         before = await control.settings(key)
         settings = await change(control, key)
         if settings != before:
-            details = describe_change(before, settings)
-            await record_action(backend, "change settings", key, details=details)
+            action, details = name_change(before, settings)
+            await record_action(backend, action, key, details=details)
         return settings, bool((await control.ledger(key)).published)
 
     settings, used = with_backend(server, act)

@@ -8,7 +8,8 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 from starlette.responses import Response
 
-from taskqueue_core.authoring.listings import CURSOR_CHARACTERS
+from taskqueue_core.authoring.listings import CURSOR_CHARACTERS, checked_page
+from taskqueue_core.authoring.listings import Query as ListQuery
 from taskqueue_core.capabilities import TaskDetail, TaskSummary, count_tagged, listing_of
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
@@ -147,14 +148,18 @@ async def erase(call: RequestContext) -> Response:
     """
     key, asked = call.name("key"), await call.body(Erase)
     listing = listing_of(call.context.backend)
-    journal = (await call.context.control.settings(key)).journal
+    settings, details = await call.context.control.settings(key), f"tag={asked.tag}"
     if asked.dry_run:
         found = await count_tagged(listing, key, asked.tag)
     else:
-        found = await listing.erase(key, asked.tag, limit=asked.limit)
-        call.note("erase", key, tasks=found.count, details=f"tag={asked.tag}")
-    shown = ErasureOut(tasks=found.tasks, count=found.count, more=found.more, journal=journal)
-    return answer(shown)
+        ListQuery(key=key, tag=asked.tag).check(settings)
+        limit = checked_page(asked.limit)
+        await call.begin("erase", key, details=details)
+        found = await listing.erase(key, asked.tag, limit=limit)
+        call.note("erase", key, tasks=found.count, details=details)
+    return answer(
+        ErasureOut(tasks=found.tasks, count=found.count, more=found.more, journal=settings.journal)
+    )
 
 
 def _state(text: str | None) -> State | None:

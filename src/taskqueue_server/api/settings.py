@@ -17,8 +17,8 @@ from taskqueue_core.limits import kind_of
 from taskqueue_core.queue_settings import (
     by_operator,
     change_settings,
-    describe_change,
     merge_settings,
+    name_change,
     pause_queue,
     pause_tenant,
     read_settings,
@@ -63,7 +63,8 @@ async def replace(call: RequestContext) -> Response:
         settings = by_operator(found, settings)
     with _precondition(version):
         stored = await call.context.control.configure(key, settings)
-    call.note("change settings", key, details=describe_change(found, stored))
+    action, details = name_change(found, stored)
+    call.note(action, key, details=details)
     return _answer(stored)
 
 
@@ -84,18 +85,18 @@ async def patch(call: RequestContext) -> Response:
         raise InvalidInput("version", kind_of(asked), f"a whole number from 0 to {_VERSIONS}")
     version = asked if matched is None else matched
 
-    change = ""
+    action = details = ""
 
     def edit(current: QueueSettings) -> QueueSettings:
-        nonlocal change
+        nonlocal action, details
         wanted = merge_settings(current, body)
         _demand_targets(call, set(wanted.bound_to) - set(current.bound_to))
-        change = describe_change(current, wanted)
+        action, details = name_change(current, wanted)
         return by_operator(current, wanted)
 
     with _precondition(matched):
         stored = await change_settings(call.context.control, key, edit, version=version)
-    call.note("change settings", key, details=change)
+    call.note(action, key, details=details)
     return _answer(stored)
 
 
@@ -164,15 +165,16 @@ async def resume(call: RequestContext) -> Response:
 
 async def _pause(call: RequestContext, *, paused: bool) -> Response:
     key, intake, tenant = call.name("key"), call.flag("intake"), call.query_name("tenant")
-    control, what = call.context.control, "intake" if intake else "deliveries"
+    control, action = call.context.control, "pause" if paused else "resume"
+    details = "intake" if intake else "deliveries"
     if tenant is None:
         stored = await pause_queue(control, key, intake=intake, paused=paused)
     elif intake:
         raise InvalidInput("tenant", "a tenant together with intake", "only one of them")
     else:
         stored = await pause_tenant(control, key, tenant, paused=paused)
-        what = f"tenant {tenant}"
-    call.note("pause" if paused else "resume", key, details=what)
+        action, details = f"{action} tenant", f"tenant={tenant}"
+    call.note(action, key, details=details)
     return _answer(stored)
 
 

@@ -15,7 +15,7 @@ _log = logging.getLogger("taskqueue.audit")
 
 
 async def record_action(backend: Backend, entry: AuditEntry) -> None:
-    """Record an action that was carried out. If the store does not take the entry, the log of this process says so."""
+    """Record an action that was carried out, or begins. The log of this process says if the store takes no entry."""
     fields = {
         name: value
         for name, value in (
@@ -33,7 +33,7 @@ async def record_action(backend: Backend, entry: AuditEntry) -> None:
     try:
         async with asyncio.timeout(_SECONDS):
             await audit_of(backend).record(entry)
-    except Exception as error:  # noqa: BLE001 - the action was carried out, so the client gets its answer
+    except Exception as error:  # noqa: BLE001 - the client gets its answer, because the action is carried out
         reason = error.code if isinstance(error, TaskQueueError) else type(error).__name__
         _log.warning(
             "the store has not taken an entry of the audit log", extra={**fields, "reason": reason}

@@ -12,7 +12,7 @@ from taskqueue_core.errors import (
     QueueInUse,
     SettingsConflict,
 )
-from taskqueue_core.queue_settings import by_operator, describe_change, pause_queue, pause_tenant
+from taskqueue_core.queue_settings import by_operator, name_change, pause_queue, pause_tenant
 from taskqueue_core.tasks import Ledger, QueueStats
 from taskqueue_server.dashboard import formatting, settings_form
 from taskqueue_server.dashboard.local_metrics import RECENT
@@ -65,9 +65,9 @@ async def _pause_tenant(call: RequestContext, key: str, form: Form, *, paused: b
     poller_of(call).outdate()
     verb, notice = ("pause", "tenant-paused") if paused else ("resume", "tenant-resumed")
     if number is not None:
-        call.note(verb, details=f"tenant {tenant} in {number} queues")
+        call.note(f"{verb} tenant", details=f"tenant={tenant} queues={number}")
         return see_other(path("queues", key), f"{notice}-everywhere", number)
-    call.note(verb, key, details=f"tenant {tenant}")
+    call.note(f"{verb} tenant", key, details=f"tenant={tenant}")
     return see_other(path("queues", key), notice)
 
 
@@ -80,7 +80,8 @@ async def settings(call: RequestContext) -> Response:
         new = settings_form.changed(found, filled, form.text("version"))
         if new != found:
             await call.context.control.configure(key, by_operator(found, new))
-            call.note("change settings", key, details=describe_change(found, new))
+            action, details = name_change(found, new)
+            call.note(action, key, details=details)
         return see_other(path("queues", key), "saved")
     except settings_form.FormError as error:
         status, wrong = 422, error.errors

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from starlette.responses import Response
 
-from taskqueue_core.authoring.listings import ENDED, tag_name
+from taskqueue_core.authoring.listings import ENDED, Query, tag_name
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import TaskPage, TaskSummary, count_tagged, has, listing_of
 from taskqueue_core.errors import InvalidInput
@@ -131,19 +131,21 @@ async def _erase(call: RequestContext, key: str, chosen: TaskFilter, form: Form)
         listing_of(call.context.backend),
         f"{path('queues', key, 'tasks')}?{chosen.query}",
     )
+    settings, details = await call.context.control.settings(key), f"tag={chosen.tag}"
     if form.text("confirm") != "erase":
         found = await count_tagged(listing, key, chosen.tag)
         return await render(
-            call, "tasks_erase.html", key=key, tag=chosen.tag, found=found, back=back,
-            journal=(await call.context.control.settings(key)).journal,
+            call, "tasks_erase.html", key=key, tag=chosen.tag, found=found, back=back, journal=settings.journal,
         )  # fmt: skip
+    Query(key=key, tag=chosen.tag).check(settings)
+    await call.begin("erase", key, details=details)
     number, more = 0, True
     for _ in range(_READS):
         erased = await listing.erase(key, chosen.tag)
         number, more = number + erased.count, erased.more
         if not more:
             break
-    call.note("erase", key, tasks=number, details=f"tag={chosen.tag}")
+    call.note("erase", key, tasks=number, details=details)
     return see_other(back, "erased-some" if more else "erased", number)
 
 

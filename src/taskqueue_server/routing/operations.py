@@ -70,6 +70,11 @@ class RequestContext:
         """Whether the client is an operator: its token has the right ``admin``."""
         return self.identity is not None and "admin" in self.identity.verbs
 
+    async def begin(self, action: str, key: str, *, details: str = "") -> None:
+        """Add the beginning of an action to the audit log now, so that it is there even if this process is killed."""
+        entry = AuditEntry(actor=self._actor, action=f"begin to {action}", key=key, details=details)
+        await record_action(self.context.backend, entry)
+
     def note(
         self, action: str, key: str | None = None, *, tasks: int | None = None, details: str = ""
     ) -> None:
@@ -77,8 +82,13 @@ class RequestContext:
 
         ``tasks`` is the number of tasks that were changed.
         """
-        actor = (self.identity or OPEN).name
-        self.noted = AuditEntry(actor=actor, action=action, key=key, tasks=tasks, details=details)
+        self.noted = AuditEntry(
+            actor=self._actor, action=action, key=key, tasks=tasks, details=details
+        )
+
+    @property
+    def _actor(self) -> str:
+        return (self.identity or OPEN).name
 
     def trust(self) -> None:
         """Lift the limits of an unauthenticated client that has shown a credential which the handler has checked."""
