@@ -72,23 +72,21 @@ class RequestContext:
 
     async def begin(self, action: str, key: str, *, details: str = "") -> None:
         """Add the beginning of an action to the audit log now, so that it is there even if this process is killed."""
-        entry = AuditEntry(actor=self._actor, action=f"begin to {action}", key=key, details=details)
+        entry = self.note(f"begin to {action}", key, details=details)
+        self.noted = None
         await record_action(self.context.backend, entry)
 
     def note(
         self, action: str, key: str | None = None, *, tasks: int | None = None, details: str = ""
-    ) -> None:
+    ) -> AuditEntry:
         """Note what the client has done. It is added to the audit log before the response is sent.
 
         ``tasks`` is the number of tasks that were changed.
         """
-        self.noted = AuditEntry(
-            actor=self._actor, action=action, key=key, tasks=tasks, details=details
-        )
-
-    @property
-    def _actor(self) -> str:
-        return (self.identity or OPEN).name
+        actor = (self.identity or OPEN).name
+        entry = AuditEntry(actor=actor, action=action, key=key, tasks=tasks, details=details)
+        self.noted = entry
+        return entry
 
     def trust(self) -> None:
         """Lift the limits of an unauthenticated client that has shown a credential which the handler has checked."""
