@@ -9,11 +9,12 @@ from playwright.async_api import Browser, Page, expect
 
 from taskqueue_core import After, Every, Queue, Schedule, TaskRef, TaskTemplate
 from taskqueue_core.capabilities import Order, QueueSettings, control_of
-from taskqueue_core.tasks import Ledger, QueueStats, State
+from taskqueue_core.tasks import Ledger, QueueStats, State, Task
+from taskqueue_memory import listing as memory_listing
 from taskqueue_server.auth import access
-from tests.dashboard.support import ADMIN, Gate, looking
+from tests.dashboard.support import ADMIN, PAGE, Gate, looking
 from tests.dashboard.test_forms import bury
-from tests.server.support import eventually, running
+from tests.server.support import eventually, http, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 _VISIBLE = "getComputedStyle(document.activeElement).outlineStyle !== 'none'"
@@ -143,6 +144,35 @@ _OVERLAPS = """parts => parts.some((one, place) => {
     const [a, b] = [one.getBoundingClientRect(), next?.getBoundingClientRect()];
     return a.right > innerWidth || (b && a.bottom > b.top + 2 && a.top < b.bottom - 2 && a.right > b.left);
 })"""
+
+
+async def test_a_filtered_list_reads_on(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    """U20: a list whose filter finds few tasks reads on until its page is full, or all tasks were read.
+
+    Without scripts, the page has a link to the next page. No request reads more than a page of the store.
+    """
+    monkeypatch.setattr(memory_listing, "LOOKED_AT", 100)
+    async with running() as it:
+        await it.backend.publisher.publish(
+            *(Task(key="k", id=f"t{n:04}", tenant="ab"[n % 50 == 49]) for n in range(3000))
+        )
+        async with http(it, headers=PAGE) as client:
+            part = (await client.get("/queues/k/tasks?tenant=b")).text
+        assert part.count("<tr data-task") == 2
+        assert "2 shown, 100 read" in part
+        async with looking(browser, it, "/queues/k/tasks?tenant=b") as page:
+            await expect(page.locator("#more")).to_contain_text("50 shown, 2,500 read")
+            shown = await page.locator("tr[data-task]").evaluate_all(
+                "rows => rows.map(r => r.dataset.task)"
+            )
+            assert shown == [f"t{n:04}" for n in range(49, 2500, 50)]
+            await page.get_by_role("link", name="Next page").click()
+            await expect(page.locator("#more")).to_contain_text("10 shown, 500 read")
+            await page.goto("/queues/k/tasks?tenant=c")
+            await expect(page.locator("#tasks")).to_contain_text("No such task")
+            await expect(page.locator("[data-more]")).to_have_count(0)
+            await page.goto("/queues/k/tasks?tenant=a")
+            await expect(page.locator("#more")).to_contain_text("50 shown, 51 read")
 
 
 async def test_widths_and_themes(browser: Browser) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 from urllib.parse import urlencode
@@ -20,6 +21,9 @@ from taskqueue_server.dashboard.settings_form import Form, read_form
 from taskqueue_server.routing.operations import RequestContext
 
 _PAGE = 50
+_MOST_READ = 100_000
+"""number of records after which a page in a browser that has found few tasks reads no more by itself"""
+_MAX_DIGITS = 6
 _AT_ONCE = 20
 """number of tasks that an action changes at the same time"""
 _READS = 10
@@ -65,6 +69,11 @@ class TaskFilter(NamedTuple):
     def query(self) -> str:
         """The query of the page that shows this list."""
         return urlencode({name: text for name, text in self._asdict().items() if text})
+
+    @property
+    def narrow(self) -> bool:
+        """Whether tasks of one state are skipped, so that a page may end before it is full."""
+        return bool(self.state and (self.tenant or self.worker or self.tag))
 
     async def read(self, call: RequestContext, key: str, after: str | None, limit: int) -> TaskPage:
         """Return a page of the list. Raises `InvalidInput`."""
@@ -181,16 +190,19 @@ async def _act(call: RequestContext, key: str, action: str, ids: list[str]) -> i
 
 async def _page(call: RequestContext, key: str, chosen: TaskFilter) -> Response:
     able, error, page = has(call.context.backend, Capability.LISTING), None, TaskPage()
-    after = call.request.query_params.get("after")
+    query = call.request.query_params
+    after, shown, read = query.get("after"), _number(query, "shown"), _number(query, "read")
     settings = await call.context.control.settings(key)
     if able:
         try:
-            page = await chosen.read(call, key, after, _PAGE)
+            page = await chosen.read(call, key, after, max(1, _PAGE - shown))
         except InvalidInput as refused:
             error = str(refused)
     states = {task.state for task in page.tasks}
     actions = [name for name in LABELS if any(name in ACTIONS.get(each, ()) for each in states)]
-    following = {"after": page.next} if page.next else {}
+    following = f"{chosen.query}&{urlencode({'after': page.next})}" if page.next else None
+    shown, read = shown + len(page.tasks), read + page.looked_at
+    reads_on = chosen.narrow and following and shown < _PAGE and read < _MOST_READ
     return await render(
         call,
         "tasks.html",
@@ -200,7 +212,8 @@ async def _page(call: RequestContext, key: str, chosen: TaskFilter) -> Response:
         error=error,
         chosen=chosen,
         tasks=page.tasks,
-        looked_at=page.looked_at,
+        shown=shown,
+        looked_at=read,
         actions=actions if call.is_allowed(key, ("admin",)) else [],
         erases=bool(chosen.tag) and call.is_allowed(key, ("admin",)),
         labels=LABELS,
@@ -210,7 +223,14 @@ async def _page(call: RequestContext, key: str, chosen: TaskFilter) -> Response:
         keeps=settings.keep_ended > 0,
         known_tag=not chosen.tag or tag_name(chosen.tag) in settings.index,
         paged=after is not None,
+        more=f"{following}&shown={shown}&read={read}" if reads_on else None,
         now=call.context.backend.now(),
         reverse=chosen._replace(newest="" if chosen.newest else "true").query,
-        following=f"{chosen.query}&{urlencode(following)}" if following else None,
+        following=following,
     )
+
+
+def _number(query: Mapping[str, str], name: str) -> int:
+    """Return the number that a page in a browser adds to its query when it reads on; 0 without one."""
+    text = query.get(name, "")
+    return int(text) if text.isdecimal() and len(text) <= _MAX_DIGITS else 0

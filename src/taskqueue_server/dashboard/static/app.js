@@ -114,6 +114,26 @@
     } catch { /* the next sample tries again */ } finally { refreshing = false; }
   }
 
+  // A list of tasks with a filter may end before the page is full: read on.
+  async function readOn() {
+    const more = query("#tasks [data-more]");
+    if (!more) return;
+    try {
+      const response = await fetch(more.dataset.more, { headers: { accept: "text/html" } });
+      if (!response.ok || response.redirected || !more.isConnected) return;
+      const next = new DOMParser().parseFromString(await response.text(), "text/html").getElementById("tasks");
+      const table = query("#tasks tbody");
+      if (table) {
+        table.append(...next.querySelectorAll("tbody tr"));
+        more.replaceWith(next.querySelector("#more"));
+      } else {
+        document.getElementById("tasks").replaceWith(next);
+        htmx.process(next);
+      }
+    } catch { return; /* the link to the next page is still there */ }
+    readOn();
+  }
+
   function open() {
     if (!url || source || document.hidden) return;
     first = true;
@@ -151,6 +171,8 @@
     const invalid = query("#main [aria-invalid=true]");
     if (invalid) invalid.focus();
     else if (document.activeElement === document.body) document.getElementById("main").focus();
+    readOn();
   });
   open();
+  readOn();
 })();
