@@ -12,7 +12,6 @@ from taskqueue_core.authoring.entries import error_of
 from taskqueue_core.authoring.listings import ENDED, Filters, Query, checked_page
 from taskqueue_core.capabilities.listing import (
     ERROR_CHARACTERS,
-    LOOKED_AT,
     Erasure,
     TaskDetail,
     TaskPage,
@@ -34,6 +33,8 @@ from taskqueue_redis.scripts.task_record import (
 
 _STEP = 500
 """maximum number of records that one script call looks at"""
+_MOST = 2000
+"""maximum number of records that are looked at for one page, which take Redis some tens of milliseconds"""
 _ERASED = 50
 """maximum number of tasks that one script call erases; each takes some tens of commands"""
 _BY_TAG = "tag"
@@ -72,13 +73,13 @@ class RedisListing:
         tasks: list[TaskSummary] = []
         looked = 0
         while True:
-            most, step = limit - len(tasks), min(_STEP, LOOKED_AT - looked)
+            most, step = limit - len(tasks), min(_STEP, _MOST - looked)
             found, position, number = await self._run(
                 "list", key, _BY_TAG if state is None or by_tag else state, position, most, step, *rest
             )  # fmt: skip
             tasks += [_summary(key, answer) for answer in found]
             looked += number
-            if not position or len(tasks) >= limit or looked >= LOOKED_AT:
+            if not position or len(tasks) >= limit or looked >= _MOST:
                 break
         following = query.cursor(position) if position else None
         return TaskPage(tasks=tuple(tasks), next=following, looked_at=looked)

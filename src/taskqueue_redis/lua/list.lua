@@ -61,11 +61,12 @@ local function rank_of(name, score, member)
 end
 
 -- Returns whether a sound record has another tenant than the list, without the cost of reading all of it.
+local own_tenant = tenant .. '/'
 local function is_of_another(packed)
   if tenant == '' or not packed or #packed < RECORD_SIZE or not fits(string.byte(packed, 1, 3)) then return false end
   if #packed == RECORD_SIZE then return true end
-  local there, own = RECORD_SIZE + 4, tenant .. '/'
-  return sub(packed, there, there + #tenant) ~= own and string.find(packed, '/', there, true) ~= nil
+  local there = RECORD_SIZE + 4
+  return sub(packed, there, there + #tenant) ~= own_tenant and string.find(packed, '/', there, true) ~= nil
 end
 
 -- Returns the record of the task of a member; a record that is missing or damaged is built, but not stored.
