@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import re
 import statistics
 import sys
 import tempfile
@@ -36,6 +37,8 @@ _PROGRAMS = str(Path(__file__).with_name("stream_programs.py"))
 _KEY = "emit"
 _LEAD = 3.0
 """seconds before the first event, in which all readers connect"""
+_BLOCK = 64 * 1024
+"""number of bytes that a reader takes at once"""
 _GOAL = 3.0
 """maximum ratio of the 99th percentile to that of the relay"""
 
@@ -45,6 +48,8 @@ class _Said(msgspec.Struct):
 
 
 _said = msgspec.json.Decoder(_Said)
+_EVENT = re.compile(rb"(?:id: ([^\n]*)\nevent: [^\n]*\n)?data: ([^\n]*)\n\n")
+"""an event of either side: those of the relay have no id"""
 
 
 class Reader:
@@ -74,13 +79,16 @@ class Reader:
             last = f"last-event-id: {self.last}\r\n" if self.last else ""
             head = f"GET {self.path} HTTP/1.1\r\nhost: 127.0.0.1\r\naccept: text/event-stream\r\n{last}\r\n"
             writer.write(head.encode())
-            pending: str | None = None
-            while (line := await reader.readline()) and self.next < self.number:
-                if line.startswith(b"id: "):
-                    pending = line[4:].strip().decode()
-                elif line.startswith(b"data: "):
-                    self._note(line[6:])
-                    self.last = pending
+            pending = b""
+            while self.next < self.number and (block := await reader.read(_BLOCK)):
+                pending += block
+                end = 0
+                for found in _EVENT.finditer(pending):
+                    end = found.end()
+                    self._note(found[2])
+                    if found[1]:
+                        self.last = found[1].decode()
+                pending = pending[end:]
         finally:
             writer.close()
 

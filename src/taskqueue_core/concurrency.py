@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any, NoReturn, Protocol, TypeVar, cast
+from typing import Any, NoReturn, Protocol, Self, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -25,6 +25,55 @@ async def first_completed(*coroutines: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(*tasks, return_exceptions=True)
         # An exception refers to this frame. If the frame referred to it too, only the garbage collector would free it.
         del task, tasks
+
+
+class Interruptible:
+    """Makes calls that end early once one of several events is set. It waits for the events for all of the calls.
+
+    >>> async def read(stop: asyncio.Event) -> bytes | None:
+    ...     async with Interruptible(stop) as calls:
+    ...         return await calls.make(asyncio.sleep(1, b"page"))
+    """
+
+    def __init__(self, *events: asyncio.Event) -> None:
+        """Create it. Enter it with ``async with`` before the first call."""
+        self._events = events
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._scope: asyncio.Timeout | None = None
+        self._interrupted = False
+
+    async def make(self, call: Awaitable[T]) -> T | None:
+        """Return the result of a call; cancel it and return ``None`` once one of the events is set. One at a time."""
+        found: T | None = None
+        scope = self._scope = asyncio.timeout(0 if self._interrupted else None)
+        try:
+            async with scope:
+                found = await call
+        except TimeoutError:
+            if not scope.expired():
+                raise
+        finally:
+            self._scope = None
+        return None if self._interrupted else found
+
+    def _interrupt(self, _: object) -> None:
+        if not self._interrupted:
+            self._interrupted = True
+            if self._scope is not None:
+                self._scope.reschedule(0)
+
+    async def __aenter__(self) -> Self:
+        """Begin to wait for the events."""
+        self._interrupted = any(event.is_set() for event in self._events)
+        self._tasks = [asyncio.create_task(event.wait()) for event in self._events]
+        for task in self._tasks:
+            task.add_done_callback(self._interrupt)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 async def wait_forever() -> NoReturn:

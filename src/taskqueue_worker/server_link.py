@@ -17,7 +17,6 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import InvalidStatus, NegotiationError, WebSocketException
 
 from taskqueue_core.capabilities import NewEvent
-from taskqueue_core.consumer.event_queue import PAUSE
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.protocol.client_session import (
     ClientSession,
@@ -138,9 +137,6 @@ class ServerLink:
         self._last_error_code: str | None = None
         self._warned = False
         self._warned_of_events = False
-        self._pausing = False
-        self._more = False
-        """whether events were added during the pause"""
         self._finished = asyncio.Event()
         self._thread = threading.Thread(target=self._main, name="taskqueue-link", daemon=True)
         self.result_limit = session.limits.result
@@ -182,7 +178,7 @@ class ServerLink:
         self._inbox.put(partial(self._stream, receipt, event))
 
     def drained(self, receipt: str, callback: Callable[[], None]) -> None:
-        self._inbox.put(partial(self._drained, receipt, callback))
+        self._inbox.put(partial(self._session.drained, receipt, callback))
 
     def resize(self, capacity: int) -> None:
         self._inbox.put(partial(self._session.resize, capacity))
@@ -235,25 +231,6 @@ class ServerLink:
         if not self._warned_of_events and Feature.EVENTS not in self._session.features:
             self._warned_of_events = True
             _log.warning("the server %s does not store events of tasks", self._address.shown)
-        if not self._pausing:
-            self._session.send_events()
-            self._pausing, self._more = True, False
-            self._loop.call_later(PAUSE, self._end_pause)
-        else:
-            self._more = True
-
-    def _end_pause(self) -> None:
-        self._pausing = self._more
-        if self._more:
-            self._more = False
-            self._session.send_events()
-            self._loop.call_later(PAUSE, self._end_pause)
-            if self._connection:
-                self._connection.has_outgoing.set()
-
-    def _drained(self, receipt: str, callback: Callable[[], None]) -> None:
-        self._session.send_events()
-        self._session.drained(receipt, callback)
 
     def _leave(self, seconds: float) -> None:
         self._finishing = True

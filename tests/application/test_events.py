@@ -214,8 +214,6 @@ def test_events_of_a_session() -> None:
     get(session, deliver_of(delivery))
     sent(session)
     session.stream("r1", b"1", "data")
-    assert streamed(sent(session)) == []
-    session.send_events()
     assert streamed(sent(session)) == [("r1", 1, [b"1"])]
     session.stream("r1", b"2", "data")
     session.settle("r1", Success())
@@ -245,12 +243,10 @@ def test_events_travel_together() -> None:
     get(session, deliver_of(work(receipt="r1"), work(receipt="r2")))
     for receipt, value in (("r1", b"1"), ("r1", b"2"), ("r2", b"3")):
         session.stream(receipt, value, "data")
-        session.send_events()
         assert streamed(sent(session)) == ([("r1", 1, [b"1"])] if value == b"1" else [])
     get(session, StoredFrame(numbers={"r1": 1}))
     assert streamed(sent(session)) == [("r1", 2, [b"2"]), ("r2", 1, [b"3"])]
     session.stream("r2", b"4", "data")
-    session.send_events()
     get(session, SettledFrame(lease_lost=["r1"]))
     assert streamed(sent(session)) == []
     get(session, StoredFrame(numbers={"r2": 1}))
@@ -262,7 +258,6 @@ def test_events_for_an_older_server() -> None:
     session = ready()
     get(session, deliver_of(work(receipt="r1")))
     session.stream("r1", b"1", "data")
-    session.send_events()
     assert streamed(sent(session)) == []
     done: list[int] = []
     session.drained("r1", lambda: done.append(1))

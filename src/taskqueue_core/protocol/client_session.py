@@ -104,7 +104,6 @@ class ClientSession:
         self._unsent: list[str] = []
         self._progress: dict[str, float | str] = {}
         self._events = OutgoingEvents()
-        self._events_due = False
         self._echoes: list[int] = []
         self._pings = 0
         self._ping_due = False
@@ -201,7 +200,6 @@ class ClientSession:
         self._unsent = list(self._outbox)
         if frames.Feature.EVENTS in self.features:
             self._events.rewind()
-            self._events_due = True
         else:
             self._events.clear()
         return events
@@ -274,16 +272,13 @@ class ClientSession:
             self._progress[receipt] = value
 
     def stream(self, receipt: str, value: bytes, channel: str) -> None:
-        """Keep an event of a running delivery until the server confirms it; drop it if the server takes none."""
+        """Keep an event of a running delivery until the server confirms it; drop it if the server takes none.
+
+        `outgoing` yields new events together, once the server has confirmed those that were sent before. An outcome is
+        preceded by all events in any case.
+        """
         if receipt in self._held and frames.Feature.EVENTS in self.features:
             self._events.add(receipt, value, channel)
-
-    def send_events(self) -> None:
-        """Let `outgoing` yield the events so far, together once the server has confirmed those that were sent before.
-
-        An outcome is preceded by all events in any case.
-        """
-        self._events_due = True
 
     def drained(self, receipt: str, callback: Callable[[], None]) -> None:
         """Call a function when the server has stored all events of a delivery, or they are dropped."""
@@ -317,10 +312,8 @@ class ClientSession:
         progress, self._progress = self._progress, {}
         for receipt, value in progress.items():
             yield frames.Progress(receipt=receipt, value=value)
-        if self._unsent or (self._events_due and not self._events.in_flight):
-            self._events_due = False
-            if self._events.unsent:
-                yield from self._events.frames()
+        if self._events.unsent and (self._unsent or not self._events.in_flight):
+            yield from self._events.frames()
         unsent, self._unsent = self._unsent, []
         outbox = self._outbox
         outcomes = [(receipt, outbox[receipt]) for receipt in unsent if receipt in outbox]

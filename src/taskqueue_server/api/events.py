@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -11,7 +11,7 @@ from msgspec import Raw
 from starlette.responses import Response
 
 from taskqueue_core.capabilities import Event, EventPage
-from taskqueue_core.concurrency import first_completed
+from taskqueue_core.concurrency import Interruptible
 from taskqueue_core.consumer.outage import OUTAGE_ERRORS
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_channel
@@ -97,7 +97,8 @@ async def events(call: RequestContext) -> Response:
         return reading.shared(EventStream(reading.slot(), reading.sent(page)))
     if wait and not page.events and not page.ended:
         with reading.slot():
-            page = await reading.wait(after, limit, wait) or page
+            async with reading.interruptible() as calls:
+                page = await calls.make(reading.page(after, limit, wait)) or page
     shown = [EventOut.of(event) for event in reading.chosen(page)]
     return reading.shared(answer(EventsOut(events=shown, next=page.next, ended=page.ended)))
 
@@ -142,34 +143,32 @@ class _Reading:
             backend, ends, self._key, self._id, after=after, limit=limit, wait=wait
         )
 
-    async def wait(self, after: str | None, limit: int, seconds: float) -> EventPage | None:
-        """Wait for a page; ``None`` if the client's rights change or the server drains, even if there are events."""
+    @asynccontextmanager
+    async def interruptible(self) -> AsyncIterator[Interruptible]:
+        """Let calls in the block end if the client's rights change or the server drains, even if there are events."""
         with self._call.watch_access() as revoked:
-            found = await first_completed(
-                revoked.wait(),
-                self._call.context.draining.wait(),
-                self.page(after, limit, seconds),
-            )
-        return found if isinstance(found, EventPage) else None
+            async with Interruptible(revoked, self._call.context.draining) as calls:
+                yield calls
 
-    async def sent(self, page: EventPage) -> AsyncIterator[bytes]:
+    async def sent(self, page: EventPage) -> AsyncGenerator[bytes]:
         """Yield the events until the task has ended, the client's rights change, or the server drains."""
         after: str | None = None
-        while True:
-            for chunk in self._chunks(page):
-                yield chunk
-            after = page.next or after
-            if page.ended:
-                return
-            try:
-                found = await self.wait(after, _PAGE, _SILENCE)
-            except OUTAGE_ERRORS:
-                return  # the client connects again, to a server whose store is available
-            if found is None:
-                return
-            if not found.events and not found.ended:
-                yield _COMMENT
-            page = found
+        async with self.interruptible() as calls:
+            while True:
+                for chunk in self._chunks(page):
+                    yield chunk
+                after = page.next or after
+                if page.ended:
+                    return
+                try:
+                    found = await calls.make(self.page(after, _PAGE, _SILENCE))
+                except OUTAGE_ERRORS:
+                    return  # the client connects again, to a server whose store is available
+                if found is None:
+                    return
+                if not found.events and not found.ended:
+                    yield _COMMENT
+                page = found
 
     def _chunks(self, page: EventPage) -> Iterator[bytes]:
         """Yield the chosen events of a page, few enough at a time that little waits for a client that is slow."""

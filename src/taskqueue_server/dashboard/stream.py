@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from starlette.responses import Response
@@ -56,7 +56,7 @@ async def moments(call: RequestContext) -> AsyncGenerator[Snapshot | str]:
 
 async def _events(
     call: RequestContext, poller: StatsPoller, view: DashboardView
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes]:
     before: Snapshot | None = None
     values: dict[str, str] = {}
     async with aclosing(moments(call)) as samples:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, suppress
+from collections.abc import AsyncGenerator
+from contextlib import AbstractContextManager, aclosing, suppress
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
@@ -20,11 +20,12 @@ _READS = 10.0
 class EventStream(StreamingResponse):
     """A response that holds a slot while it is sent. If no slot is free, a problem is sent instead."""
 
-    def __init__(self, slot: AbstractContextManager[object], events: AsyncIterator[bytes]) -> None:
-        """Create the response. ``slot`` raises `ProblemError` if none is free."""
+    def __init__(self, slot: AbstractContextManager[object], events: AsyncGenerator[bytes]) -> None:
+        """Create the response, which closes ``events``. ``slot`` raises `ProblemError` if none is free."""
         headers = {"x-accel-buffering": "no", "cache-control": "no-store"}
         super().__init__(events, headers=headers, media_type=EVENT_STREAM)
         self._slot = slot
+        self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events while the slot is held."""
@@ -35,6 +36,7 @@ class EventStream(StreamingResponse):
 
         try:
             with self._slot, suppress(TimeoutError, ClientDisconnect):
-                await super().__call__(scope, receive, patient)
+                async with aclosing(self._events):
+                    await super().__call__(scope, receive, patient)
         except ProblemError as error:
             await respond(error)(scope, receive, send)
