@@ -84,14 +84,17 @@ class RedisStreams:
         partition = self._scripts.partitions.of(key)
         start = place or Position(0, 0)
         asked = _Read(key, task_id, start, limit)
+        if not wait:
+            return await self._page(partition, asked)
         name = channel_of(partition, "events", f"{key}/{task_id}")
         wakeups = self._context.wakeups
+        known = wakeups.tail_page(name, start, limit)
+        if known is not None and known.events:
+            return known
 
         async def read() -> EventPage | None:
-            if wait and (page := wakeups.tails.page(name, start, limit)) is not None:
-                return page
-            (answer,) = await self._reads.submit(partition, [asked])
-            return _page(answer)
+            page = wakeups.tail_page(name, start, limit)
+            return await self._page(partition, asked) if page is None else page
 
         return await wait_for_events(read, RedisRoomSignal(wakeups, (name,)), wait)
 
@@ -103,6 +106,10 @@ class RedisStreams:
                 bool, await self._scripts.run_each("stream_append", partition, (), items)
             )
         return answers
+
+    async def _page(self, partition: str, asked: _Read) -> EventPage | None:
+        (answer,) = await self._reads.submit(partition, [asked])
+        return _page(answer)
 
     async def _read(self, partition: str, reads: Sequence[_Read]) -> Sequence[Any]:
         items = [(r.key, r.task_id, r.after.attempt, r.after.number, r.limit) for r in reads]

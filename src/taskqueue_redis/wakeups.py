@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Literal, Self, TypeVar
 
+from taskqueue_core.capabilities import EventPage, Position
 from taskqueue_core.clock import Timer
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_redis.connection.background import BackgroundTasks
@@ -58,8 +59,9 @@ class Wakeups:
         """registered subscriptions by queue key, the least recently woken first"""
         self._signals: dict[str, dict[RedisRoomSignal, None]] = {}
         """open signals by channel"""
-        self._left: dict[str, asyncio.TimerHandle] = {}
-        """by channel without a signal, the timer that ends its subscription: most signals are soon opened again"""
+        self._left: dict[str, float] = {}
+        """by channel without a signal, when its subscription ends, in this order: most signals are soon opened again"""
+        self._leaving: asyncio.TimerHandle | None = None
         self._timers: dict[str, tuple[int, Timer]] = {}
         """by partition, the next due time in microseconds, and a timer for that time"""
         self._openings: dict[str, tuple[float, Timer]] = {}
@@ -100,26 +102,37 @@ class Wakeups:
         """Notify a signal of messages on its channels from now on. Return once no message can be missed."""
         for channel in signal.channels:
             self._signals.setdefault(channel, {})[signal] = None
-            self._keep(channel)
+            self._left.pop(channel, None)
         await self._subscribe(signal.channels)
 
     def remove_signal(self, signal: RedisRoomSignal) -> None:
         """Stop notifying a signal."""
+        unused = _remove(self._signals, signal.channels, signal)
+        if unused and not self._closed:
+            end = asyncio.get_running_loop().time() + _LINGER
+            self._left.update(dict.fromkeys(unused, end))
+            if self._leaving is None:
+                self._leave_channels()
+
+    def tail_page(self, channel: str, after: Position, limit: int) -> EventPage | None:
+        """Return what `Tails.page` does. If there are events, continue to listen to the channel."""
+        page = self.tails.page(channel, after, limit)
+        if page is not None and page.events and self._left.pop(channel, None) is not None:
+            self._left[channel] = asyncio.get_running_loop().time() + _LINGER
+        return page
+
+    def _leave_channels(self) -> None:
+        """End the subscriptions of channels for which no signal was opened again in time."""
+        self._leaving = None
         loop = asyncio.get_running_loop()
-        for channel in _remove(self._signals, signal.channels, signal):
-            self._keep(channel)
-            if not self._closed:
-                self._left[channel] = loop.call_later(_LINGER, self._ignore, channel)
-
-    def _keep(self, channel: str) -> None:
-        """Do not end the subscription of a channel."""
-        if (timer := self._left.pop(channel, None)) is not None:
-            timer.cancel()
-
-    def _ignore(self, channel: str) -> None:
-        self._keep(channel)
-        self._listener.ignore(channel)
-        self.tails.forget(channel)
+        while self._left:
+            channel, end = next(iter(self._left.items()))
+            if end > loop.time():
+                self._leaving = loop.call_at(end, self._leave_channels)
+                return
+            del self._left[channel]
+            self._listener.ignore(channel)
+            self.tails.forget(channel)
 
     async def _subscribe(self, channels: Iterable[str]) -> None:
         try:
@@ -177,8 +190,8 @@ class Wakeups:
         self._closed = True
         for _, timer in (*self._timers.values(), *self._openings.values()):
             timer.cancel()
-        for channel in tuple(self._left):
-            self._keep(channel)
+        if self._leaving is not None:
+            self._leaving.cancel()
         self._timers.clear()
         self._openings.clear()
         await self._tasks.aclose()

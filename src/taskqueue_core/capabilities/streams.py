@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -32,6 +33,7 @@ LONGEST_WAIT = 30.0
 """maximum number of seconds for which `Streams.events` waits"""
 _MOST = 10**14
 """maximum number of an event"""
+_EXPECTED = "the id of an event, such as 1-57"
 _CURSOR = re.compile(r"([0-9]{1,5})-([0-9]{1,15})")
 
 
@@ -138,10 +140,17 @@ class Position(NamedTuple):
         """Return the position of an event id. Raises `InvalidInput` for the field ``after``."""
         if after is None:
             return None
-        parts = _CURSOR.fullmatch(after) if isinstance(after, str) else None
-        if parts is None:
-            raise InvalidInput("after", kind_of(after), "the id of an event, such as 1-57")
-        return cls(int(parts[1]), int(parts[2]))
+        if not isinstance(after, str):
+            raise InvalidInput("after", kind_of(after), _EXPECTED)
+        return _position(after)
+
+
+@lru_cache(1024)  # an id is read several times on its way to the readers
+def _position(event_id: str) -> Position:
+    parts = _CURSOR.fullmatch(event_id)
+    if parts is None:
+        raise InvalidInput("after", kind_of(event_id), _EXPECTED)
+    return Position(int(parts[1]), int(parts[2]))
 
 
 class Streams(Protocol):
