@@ -104,8 +104,8 @@ class _Tail:
     def page(self, after: Position, limit: int, now: float) -> EventPage | None:
         if not self.start <= after <= self.end:
             return None
-        if found := events_after(self.events, after, limit):
-            return page_of(found, after)
+        if after < self.end:
+            return page_of(events_after(self.events, after, limit), after)
         if now > self.heard + _TRUST or self.events[-1].kind is EventKind.END:
             return None
         return EventPage(next=after.id)

@@ -193,10 +193,10 @@ class Context(Generic[S_co]):
 
         The value is anything that has an equivalent in JSON, of at most 64 KiB as text; a codec of the registry encodes
         it. Raises `InvalidInput` otherwise. Never blocks, and may be called from any thread: the first event is sent at
-        once, later ones together for up to 10 ms. If the store is slower than the handler, at most 1000 events and
-        1 MiB wait, and 16 MiB of all tasks of the worker; the oldest ones are left out, and a reader gets their number.
-        `drained` waits instead. All events
-        are stored before the outcome of the task.
+        once, later ones together, once the store has those that were sent before. If the store is slower than the
+        handler, at most 1000 events and 1 MiB wait, and 16 MiB of all tasks of the worker; the oldest ones are left
+        out, and a reader gets their number. `drained` waits instead. All events are stored before the outcome of the
+        task.
 
         >>> @tasks.task
         ... async def answer(context: Context, prompt: str) -> str:
