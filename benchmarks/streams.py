@@ -175,6 +175,9 @@ async def _compare(rounds: int, seconds: float, rates: Sequence[tuple[int, float
         ):
             port = int(own.url.rpartition(":")[2])
             print(f"{'streams':>8} {'rate':>6}   {'ms p50':>8} {'p99':>8} {'':9}   relay p50, p99")
+            warm = Load(20, 10, 5.0)
+            await _ours(backend, port, "warm", warm)
+            await _bare(server.url, relay_port, warm)
             for streams, rate in rates:
                 load, ratios = Load(streams, max(2, int(seconds * rate)), rate), list[float]()
                 for turn in range(rounds):
@@ -197,6 +200,7 @@ async def _highest(streams: int, seconds: float) -> None:
         _program("work", own.url, streams),
     ):
         port, rate, best = int(own.url.rpartition(":")[2]), 10.0, 0.0
+        await _ours(backend, port, "warm", Load(20, 10, 5.0))
         while True:
             number = int(seconds * rate)
             load = Load(streams, number, rate)

@@ -6,16 +6,18 @@ import asyncio
 import logging
 import re
 import socket
-from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from starlette.types import Message
 
 from taskqueue_conformance.suites.streams import new
 from taskqueue_core.capabilities import QueueSettings, control_of, streams_of
+from taskqueue_core.concurrency import wait_forever
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.tasks import Delivery
 from taskqueue_server.api import events as api
@@ -214,6 +216,29 @@ async def test_a_slow_reader(monkeypatch: pytest.MonkeyPatch) -> None:
         rest = await client.get(PATH, headers=SSE | last, params={"after": "1-1"})
         seen += [int(number) for number in _ID.findall(rest.content)]
         assert seen == list(range(1, 123))
+
+
+async def test_a_reader_that_leaves() -> None:
+    """U19: the events of a response are closed with it, so that nothing of it is left when a write has failed."""
+    closed = list[bool]()
+
+    async def chunks() -> AsyncGenerator[bytes]:
+        try:
+            while True:
+                yield b": no events\n\n"
+        finally:
+            closed.append(True)
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            raise OSError
+
+    async def receive() -> Message:
+        return await wait_forever()
+
+    response = event_stream.EventStream(nullcontext(), chunks())
+    await response({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, send)
+    assert closed == [True]
 
 
 async def _parts(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:

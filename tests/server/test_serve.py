@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from taskqueue_core.capabilities import Maintained
-from taskqueue_core.concurrency import first_completed, wait_forever
+from taskqueue_core.concurrency import Interruptible, first_completed, wait_forever
 from taskqueue_core.consumer import maintenance
 from taskqueue_core.consumer.maintenance import run_passes
 from taskqueue_core.errors import BackendUnavailable, ConfigurationError
@@ -322,7 +322,7 @@ class TestLogs:
 
 
 class TestRacing:
-    """`first_completed`, which runs coroutines until the first of them ends."""
+    """`first_completed` and `Interruptible`, which end calls early."""
 
     async def test_the_first_counts_and_the_others_are_cancelled(self) -> None:
         """The first result or exception is returned, and the other coroutines are cancelled.
@@ -351,3 +351,33 @@ class TestRacing:
         await asyncio.wait([outer])
         assert outer.cancelled()
         assert ended[3:] == ["e", "f"]
+
+    async def test_calls_end_when_an_event_is_set(self) -> None:
+        """Each call runs until it ends or one of the events is set, and no task is left after the block.
+
+        A `TimeoutError` of a call itself is raised.
+        """
+        before, one, other = asyncio.all_tasks(), asyncio.Event(), asyncio.Event()
+        ended: list[str] = []
+
+        async def waits(name: str) -> str:
+            try:
+                return await wait_forever()
+            finally:
+                ended.append(name)
+
+        async def fails() -> str:
+            raise TimeoutError
+
+        async with Interruptible(one, other) as calls:
+            assert await calls.make(asyncio.sleep(0, "a")) == "a"
+            with pytest.raises(TimeoutError):
+                await calls.make(fails())
+            asyncio.get_running_loop().call_later(0.01, other.set)
+            assert await calls.make(waits("b")) is None
+            one.set()
+            assert await calls.make(waits("c")) is None
+            assert ended == ["b", "c"]
+        async with Interruptible(one) as calls:
+            assert await calls.make(asyncio.sleep(0, "d")) is None
+        assert asyncio.all_tasks() == before
