@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 
 import httpx2
@@ -138,7 +138,7 @@ async def test_a_place_is_given_back(monkeypatch: pytest.MonkeyPatch, version: s
     async def never(*_: object) -> None:
         await asyncio.Event().wait()
 
-    async def events() -> AsyncIterator[bytes]:
+    async def events() -> AsyncGenerator[bytes]:
         yield b"data: 1\n\n"
 
     async with running() as it:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from starlette.responses import Response
@@ -83,7 +83,7 @@ async def live(call: RequestContext) -> Response:
     return EventStream(poller_of(call).stream(call.client_name), _events(call))
 
 
-async def _events(call: RequestContext) -> AsyncIterator[bytes]:
+async def _events(call: RequestContext) -> AsyncGenerator[bytes]:
     before: dict[str, str] = {}
     dispatcher = dispatcher_of(call)
     async with aclosing(moments(call)) as samples:
