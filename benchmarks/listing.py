@@ -151,6 +151,7 @@ async def _rows(client: httpx2.AsyncClient) -> list[tuple[str, str]]:
         "state=waiting&tenant=t7",
         "state=done&tenant=t7",
         "state=in_flight&worker=worker-1",
+        "state=in_flight&tenant=t7",
     ]
     rows = []
     for query in queries:
@@ -185,8 +186,12 @@ async def _measure(total: int, rounds: int) -> None:
             print(f"{total:,} tasks published in {time.perf_counter() - start:.0f} s", flush=True)
             async with (
                 serving(
-                    own, backend="redis", redis_url=server.url, redis_prefix="lists"
-                ) as running,
+                    own,
+                    backend="redis",
+                    redis_url=server.url,
+                    redis_prefix="lists",
+                    redis_lease=str(_LEASE),
+                ) as running,  # fmt: skip
                 httpx2.AsyncClient(base_url=running.url, timeout=60) as client,
             ):
                 pids = [running.process.pid, server.pid]

@@ -92,6 +92,8 @@ async def test_samples_have_the_settings_of_open_pages() -> None:
         async with stream(it, "overview&page=3") as events:
             first = await anext(events)
             assert first["texts"][f"q.{KEYS[249]}.state"] == "Paused"
+            names = [name.split(".")[1] for name in first["texts"] if name.startswith("q.")]
+            assert set(names) == set(KEYS[200:])
             await it.context.control.configure(KEYS[249], QueueSettings(version=1))
             async for event in events:
                 if event["texts"].get(f"q.{KEYS[249]}.state") == "No consumer":
