@@ -153,8 +153,13 @@ class RedisControl(ScriptCaller):
 
     async def _read_stats(self, partition: str, keys: Sequence[str]) -> list[Any]:
         self._context.ensure_open()
-        items = [(key,) for key in keys]
-        return await self._context.scripts.run_each("stats", partition, (), items, _QUEUES)
+        some = tuple(
+            dict.fromkeys(keys)
+        )  # a queue's statistics and settings are often asked for together
+        items = [(key,) for key in some]
+        found = await self._context.scripts.run_each("stats", partition, (), items, _QUEUES)
+        by_key = dict(zip(some, found, strict=True))
+        return [by_key[key] for key in keys]
 
     async def stats(self, key: str) -> QueueStats:
         await self._context.wakeups.join_all()

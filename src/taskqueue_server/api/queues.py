@@ -19,7 +19,7 @@ from taskqueue_server.routing.operations import Operation, Query, RequestContext
 from taskqueue_server.routing.parameters import AFTER, LIMIT, link, page_of
 from taskqueue_server.routing.schemas import NAME
 
-_AT_ONCE = 20
+_AT_ONCE = 100
 _PER_WORKER = 10
 
 

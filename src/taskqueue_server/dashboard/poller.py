@@ -210,8 +210,10 @@ class StatsPoller:
             return snapshot
         try:
             async with asyncio.timeout(_PATIENCE):
-                stats = await read_each(self._control.stats, keys, AT_ONCE)
-                settings = await read_each(self._control.settings, keys, AT_ONCE)
+                stats, settings = await asyncio.gather(
+                    read_each(self._control.stats, keys, AT_ONCE),
+                    read_each(self._control.settings, keys, AT_ONCE),
+                )
         except TaskQueueError as failure:
             return structs.replace(snapshot, error=failure.code)
         except TimeoutError:
