@@ -109,11 +109,25 @@ def borrowed(tree: ast.Module, source: Path) -> set[str]:
     }
 
 
+def misplaced(tree: ast.Module) -> Iterator[str]:
+    """Yield a problem for each lazy import whose module in `_MODULES` is not the one under `if TYPE_CHECKING`."""
+    imports = [node for node in statements(tree) if isinstance(node, ast.ImportFrom)]
+    typed = {
+        (each.name, node.module) for node in imports if node not in tree.body for each in node.names
+    }
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_MODULES":
+            used = set(ast.literal_eval(node.value).items())
+            for name in sorted({str(name) for name, _ in typed ^ used}):
+                yield f"{name} must have one module in _MODULES, and the same one under TYPE_CHECKING"
+
+
 def problems(init: Path, source: Path) -> Iterator[str]:
     """Yield the problems with the public names of one package."""
     tree = parse(init)
     imported = dict(re_exported(tree, init.parent, source))
     yield from filter(None, imported.values())
+    yield from misplaced(tree)
     offered = {*imported, *defined(tree)}
     listed = declared(tree)
     if listed is None:

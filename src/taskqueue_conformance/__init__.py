@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 __all__ = ["BackendSuite", "Bench", "Harness", "QueueMachine", "needs"]
 
 _MODULES = {
-    "BackendSuite": "suite",
-    "Bench": "bench",
-    "Harness": "harness",
-    "QueueMachine": "model.machine",
-    "needs": "selection",
+    "BackendSuite": "taskqueue_conformance.suite",
+    "Bench": "taskqueue_conformance.bench",
+    "Harness": "taskqueue_conformance.harness",
+    "QueueMachine": "taskqueue_conformance.model.machine",
+    "needs": "taskqueue_conformance.selection",
 }
 
 
@@ -45,4 +45,4 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(import_module(_MODULES[name]), name)

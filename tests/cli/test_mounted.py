@@ -71,6 +71,20 @@ def test_the_help_is_fast() -> None:
     assert done.stderr == "0 []\n"
 
 
+def test_a_command_imports_no_declarations() -> None:
+    """U6: a read-only command through a server does not import what declares and runs tasks, a fifth of its time."""
+    script = (
+        "import sys, taskqueue_cli\n"
+        "code = taskqueue_cli.main(['stats', '--server', 'http://127.0.0.1:9'])\n"
+        "own = [name for name in sys.modules if name.startswith('taskqueue_core.application')]\n"
+        "sys.exit(f'{code} {own}')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.stderr.endswith("4 []\n"), done.stderr
+
+
 @pytest.mark.parametrize("name", typer.main.get_command(mounted.app).list_commands(None))  # type: ignore[attr-defined]
 def test_the_help_says_what_a_command_says(name: str, cli: Cli) -> None:
     """U30: every command of the list can be loaded, and its own help contains the text of the list."""

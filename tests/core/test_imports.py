@@ -21,7 +21,7 @@ HEAVY = (
 )
 PROGRAM = """
 import sys
-import {module}
+from {module} import *
 print(*sorted({{name.partition(".")[0] for name in sys.modules}}))
 """
 

@@ -67,6 +67,8 @@ PARTS = {
     "src/pkg/sub/__init__.py": "from ..part import A\n__all__ = ['A']",
 }
 
+_LAZY = "if TYPE_CHECKING:\n    from pkg.part import A\n__all__ = ['A']\n_MODULES = {}"
+
 
 @pytest.mark.parametrize(
     ("init", "problem"),
@@ -79,6 +81,9 @@ PARTS = {
         ("from .part import C\n__all__ = ['C']", "C is not a public name of pkg.part"),
         ("if TYPE_CHECKING:\n    from .part import A\n__all__ = ['A']", ""),
         ("if TYPE_CHECKING:\n    from other import X\n__all__ = ['X']", ""),
+        (_LAZY.format("{'A': 'pkg.part'}"), ""),
+        (_LAZY.format("{'A': 'pkg.plain'}"), "A must have one module"),
+        (_LAZY.format("{}"), "A must have one module"),
         ("from .plain import D\n__all__ = ['D']", ""),
         ("from .plain import E\n__all__ = ['E']", "E is not a public name of pkg.plain"),
         ("__all__ = ['A']", "A is in __all__ but neither defined nor re-exported"),

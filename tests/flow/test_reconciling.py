@@ -130,7 +130,7 @@ async def test_batches_are_bounded(
     assert [len(ids) for ids in backend.sent] == [4, 4, 2]
     assert backend.asked == [4, 1, 3, 2]
     assert far == [("k", "t3", 4, 4), ("other", "t2", 8, 8), ("other", "t4", 10, 10)]
-    monkeypatch.setattr(import_module("taskqueue_core.reconcile"), "_BYTES", 25)
+    monkeypatch.setattr(import_module("taskqueue_core.reconciliation"), "_BYTES", 25)
     backend.sent.clear()
     big = [Task(key="k", id=f"big{n}", payload=b'"0123456789"') for n in range(5)]
     await reconcile(queue, big)
