@@ -111,6 +111,11 @@ def kind_of(value: object) -> str:
     return type(value).__name__
 
 
+def in_bytes(number: int) -> str:
+    """Return a size as text, such as "1 byte" or "17 bytes"."""
+    return "1 byte" if number == 1 else f"{number} bytes"
+
+
 def clean_text(text: str) -> str:
     """Cut a text to `Limits.text` characters, and replace lone surrogates, which UTF-8 cannot encode."""
     return text[: LIMITS.text].encode("utf-8", "replace").decode()

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import msgspec
 
-from taskqueue_core.limits import TASK_RUN_BYTES
+from taskqueue_core.limits import TASK_RUN_BYTES, in_bytes
 from taskqueue_core.tasks import Task
 from taskqueue_prefect.names import name_of
 from taskqueue_prefect.prefect_types import TaskRun
@@ -224,7 +224,7 @@ class RunReader:
 def size_fault(message: Mapping[str, Any]) -> str | None:
     """Return the reason why a run is too large for a worker; ``None`` if it is not. Raises `ValueError`."""
     size = len(msgspec.json.encode(message))
-    too_large = f"the run has {size} bytes; a worker accepts at most {TASK_RUN_BYTES}"
+    too_large = f"the run has {in_bytes(size)}; a worker accepts at most {TASK_RUN_BYTES}"
     return too_large if size > TASK_RUN_BYTES else None
 
 

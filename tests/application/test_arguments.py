@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Required, TypedDict, Unpack
 
 import msgspec
 import pytest
@@ -66,6 +66,17 @@ def extras(a: int, **more: int) -> None:
     """A handler with additional keyword arguments."""
 
 
+class Options(TypedDict, total=False):
+    """Keyword arguments with names."""
+
+    height: int
+    name: Required[Annotated[str, Field(max_length=3)]]
+
+
+def unpacked(a: int, **options: Unpack[Options]) -> None:
+    """A handler whose additional keyword arguments have names."""
+
+
 def constrained(n: Annotated[int, Field(gt=0)], kind: Literal["x", "y"] = "x") -> None:
     """A handler whose parameters have constraints."""
 
@@ -91,6 +102,18 @@ def test_an_object_is_spread_by_name() -> None:
     assert found["context"] is CONTEXT
     assert read(awkward, {"copy": 1, "_hidden": 2, "model_config": 3})["model_config"] == 3
     assert read(extras, {"a": 1, "b": 2}) == {"a": 1, "b": 2}
+
+
+def test_additional_keyword_arguments() -> None:
+    """U1: they are validated by the annotation of the ** parameter, when they are published and when they are read."""
+    assert read(extras, {"a": 1, "b": "2"}) == {"a": 1, "b": 2}
+    assert fault(extras, {"a": 1, "b": "secret"}) == f"b {NO_NUMBER}"
+    with pytest.raises(InvalidArguments, match=f"b {NO_NUMBER}"):
+        Arguments(extras).write("t", (1,), {"b": "x"})
+    assert Arguments(extras).schema()["additionalProperties"] == {"type": "integer"}
+    assert read(unpacked, {"a": 1, "height": "2", "name": "x"})["height"] == 2
+    assert fault(unpacked, {"a": 1, "height": "secret"}) == f"height {NO_NUMBER}; name is missing"
+    assert fault(unpacked, {"a": 1, "name": "x", "c": 1}) == "c is not a parameter"
 
 
 def test_anything_else_goes_to_the_only_parameter() -> None:

@@ -61,6 +61,13 @@ async def test_attributes_of_a_function_do_not_replace_those_of_its_task() -> No
 def _variable(*names: str) -> None: ...
 
 
+def _undecorated(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return call
+
+
 def _positional(name: str, /) -> None: ...
 
 
@@ -96,6 +103,9 @@ def _method(self, order: int) -> None: ...  # type: ignore[no-untyped-def]  # no
         (lambda tasks: tasks.task("x")(3), "expected a function"),
         (lambda tasks: tasks.task(_variable), "write 'names: list[...]' without the '*'"),
         (lambda tasks: tasks.task(_positional), "'name' cannot be passed by name: remove the '/'"),
+        (lambda tasks: tasks.task(_undecorated(fetch)), "write @functools.wraps(function) above that function"),
+        (lambda tasks: tasks.task(Tasks), "the task 'Tasks' is the class Tasks; expected a function"),
+        (lambda tasks: tasks.task("x")(partial(dict, a=1)), "the task 'x' is the class dict; expected a function"),
         (lambda tasks: tasks.task(_field), "use Annotated[..., Field(...)]"),
         (lambda tasks: tasks.task(_unknown), "'Missing' is not defined; import it in the module"),
         (lambda tasks: tasks.task(_generator), "generator"),

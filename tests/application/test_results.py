@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import wraps
 from typing import Any, NoReturn, TypedDict
 
 import pytest
@@ -106,7 +108,8 @@ async def test_results_of_a_batch(kind: Any, value: object) -> None:
         (Row, {}, "at is missing"),
         (list[int], [1, "secret"], "1 should be a valid integer"),
         (dict[str, object], {"a": Opaque()}, "no equivalent|an equivalent in JSON"),
-        (float, float("nan"), "that is not JSON"),
+        (float, float("nan"), "got NaN or an infinity, which JSON cannot express; allowed: finite"),
+        (Any, {"a": [float("inf")]}, "got NaN or an infinity"),
     ],
 )
 async def test_a_result_of_another_type_is_a_dead_letter(
@@ -117,6 +120,27 @@ async def test_a_result_of_another_type_is_a_dead_letter(
         await ended(kind, value)
     assert caught.value.reason == "invalid_result"
     assert "secret" not in str(caught.value)
+
+
+async def test_a_decorator_that_does_not_await(recwarn: pytest.WarningsRecorder) -> None:
+    """U1: the coroutine of an async function in a synchronous decorator is no result; the error says what to write."""
+
+    async def inner(number: int) -> int:
+        return number
+
+    @wraps(inner)
+    def outer(number: int) -> Any:
+        return inner(number)
+
+    tasks = Tasks()
+    declared = tasks.task("t")(outer)
+    async with TestQueue(tasks, errors="record") as taskqueue:
+        handle = await declared.publish(1)
+        await taskqueue.drain()
+        with pytest.raises(TaskDead, match="write 'async def' for the function that the decorator"):
+            await handle.result()
+    gc.collect()
+    assert not [one for one in recwarn if "never awaited" in str(one.message)]
 
 
 def test_a_type_without_json_is_refused_at_import() -> None:

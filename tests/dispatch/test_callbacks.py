@@ -137,7 +137,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("script", "error"),
         [
-            (answer(500, b"x" * 7), "HTTP 500 with 7 bytes"),
+            (answer(500, b"x"), "HTTP 500 with 1 byte"),
             (answer(304), "HTTP 304 with 0 bytes"),
             (flood(503, []), "HTTP 503 with 65536 bytes"),
             (raw(b""), "no complete response"),

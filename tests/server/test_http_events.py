@@ -123,10 +123,13 @@ async def test_a_ticket_reads_one_task(tmp_path: Path, caplog: pytest.LogCapture
 def test_key_files(tmp_path: Path) -> None:
     """U19: a key file that is missing, or too small to be random, ends the start, and the error names the setting."""
     small = tmp_path / "small"
-    small.write_bytes(b"k" * 31)
-    for path in (tmp_path / "missing", small):
-        with pytest.raises(ConfigurationError, match="TASKQUEUE_SERVER_TICKET_KEY_FILE"):
+    small.write_bytes(b"k")
+    for path, fault in ((tmp_path / "missing", "cannot be read"), (small, "has 1 byte; expected")):
+        with pytest.raises(ConfigurationError, match=f"TASKQUEUE_SERVER_TICKET_KEY_FILE: {fault}"):
             Tickets(path)
+    small.write_bytes(b"k" * 31)
+    with pytest.raises(ConfigurationError, match="has 31 bytes"):
+        Tickets(small)
 
 
 async def test_many_readers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,24 +7,31 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NotRequired, cast, get_args, get_origin
+from typing import Any, NotRequired, get_args, get_origin
 
 import msgspec
-from pydantic import ConfigDict, PydanticUserError, ValidationError
+from pydantic import PydanticUserError, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError, to_json
-from typing_extensions import TypedDict
 
 from taskqueue_core.application.call import OPTIONS
 from taskqueue_core.application.context import Context
 from taskqueue_core.application.dependencies import dependencies_of
 from taskqueue_core.application.errors import InvalidArguments
-from taskqueue_core.application.json_codec import JsonCodec, bytes_fault, describe, is_record
+from taskqueue_core.application.json_codec import (
+    NOT_FINITE,
+    JsonCodec,
+    arguments_codec,
+    bytes_fault,
+    describe,
+    is_record,
+)
 from taskqueue_core.application.type_errors import (
     annotation_error,
     handler_error,
     handler_signature,
     name_error,
+    named_extras,
     without_mark,
 )
 from taskqueue_core.errors import InvalidInput, TaskQueueError, TooLarge
@@ -72,7 +79,7 @@ class Arguments(_Payload):
         """Inspect the signature of ``function``. Raises `ConfigurationError` if it is not valid for a handler."""
         self._contexts: list[str] = []
         fields: dict[str, Any] = {}
-        extra = False
+        extra: Any = None
         signature = handler_signature(function)
         parameters: list[inspect.Parameter] = []
         self.dependencies = dependencies_of(function, signature)
@@ -92,28 +99,32 @@ class Arguments(_Payload):
                 parameter.replace(kind=parameter.KEYWORD_ONLY) if after else parameter
             )
             if parameter.kind is parameter.VAR_KEYWORD:
-                extra = True
+                named = named_extras(function, parameter.annotation)
+                fields |= named or {}
+                extra = None if named is not None else self._annotation(function, parameter)
             elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
                 raise name_error(function, parameter)
             else:
                 fields[name] = self._annotation(function, parameter)
         self._partial: dict[frozenset[str], JsonCodec] = {}
         self.fields = fields
+        self._extra = extra
         self.signature = inspect.Signature(
             [each.replace(annotation=each.empty) for each in parameters]
         )
         """the signature without contexts and annotations"""
         self._names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
         try:
-            self._by_name = _by_name(fields, allow_extra=extra)
+            self._by_name = arguments_codec(fields, extra)
             self._read_by_name: Callable[[bytes], dict[str, Any]]
             self._read_by_name = self._by_name.validator.validate_json
             self._single_parameter = (
-                _single_parameter(fields) if len(fields) == 1 and not extra else None
+                _single_parameter(fields) if len(fields) == 1 and extra is None else None
             )
-            self._is_record = len(fields) == 1 and not extra and is_record(*fields.values())
+            self._is_record = len(fields) == 1 and extra is None and is_record(*fields.values())
         except (PydanticUserError, TypeError, NameError) as error:
-            raise annotation_error(function, fields, error) from error
+            extras = {} if extra is None else {parameters[-1].name: extra}
+            raise annotation_error(function, fields | extras, error) from error
 
     def write(
         self, task: str, args: tuple[Any, ...], kwargs: dict[str, Any], limit: str = "payload"
@@ -138,8 +149,7 @@ class Arguments(_Payload):
             raise _invalid(task, str(error) + self._hint(values)) from None
         if (codec := self._partial.get(missing)) is None:
             fields = {name: kind for name, kind in self.fields.items() if name not in missing}
-            kinds = [each.kind for each in self.signature.parameters.values()]
-            codec = _by_name(fields, allow_extra=inspect.Parameter.VAR_KEYWORD in kinds)
+            codec = arguments_codec(fields, self._extra)
             self._partial[missing] = codec
         return _encode(task, codec, values, values, limit)
 
@@ -161,7 +171,9 @@ class Arguments(_Payload):
     def accepts(self, name: str, value: Any) -> bool:
         """Return whether a value is allowed as an argument."""
         try:
-            JsonCodec(without_mark(self.fields.get(name, Any))).validator.validate_python(value)
+            JsonCodec(
+                without_mark(self.fields.get(name, self._extra or Any))
+            ).validator.validate_python(value)
         except ValidationError:
             return False
         return True
@@ -329,7 +341,7 @@ def _without_json(arguments: Mapping[str, Any]) -> str:
             check_json(name, text, "decoded")
         except InvalidInput as error:
             if "not JSON" in error.got:
-                return f"{name} has NaN or an infinity, which JSON cannot express"
+                return f"{name} has {NOT_FINITE}"
             if "nested" in error.got:
                 return f"{name} is nested too deeply: all arguments may have {LIMITS.depth} levels"
             return f"{name} has {error.got}; allowed: {error.allowed}"
@@ -374,12 +386,6 @@ def _check_annotated(
 def _is_context(annotation: Any) -> bool:
     """Return whether an annotation is ``Context`` or ``Context[State]``."""
     return annotation is Context or get_origin(annotation) is Context
-
-
-def _by_name(fields: dict[str, Any], *, allow_extra: bool) -> JsonCodec:
-    shape = cast("Any", TypedDict)("Arguments", fields)
-    shape.__pydantic_config__ = ConfigDict(extra="allow" if allow_extra else "forbid")
-    return JsonCodec(shape, fields)
 
 
 def _single_parameter(fields: dict[str, Any]) -> tuple[str, JsonCodec]:

@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import is_dataclass
 from functools import cached_property
-from typing import Annotated, Any, NotRequired, get_args, get_origin
+from typing import Annotated, Any, NotRequired, cast, get_args, get_origin
 
-from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic.dataclasses import is_pydantic_dataclass
-from pydantic_core import ErrorDetails, SchemaSerializer, SchemaValidator
+from pydantic_core import (
+    ErrorDetails,
+    PydanticSerializationError,
+    SchemaSerializer,
+    SchemaValidator,
+    to_json,
+)
 from pydantic_core.core_schema import CoreConfig
-from typing_extensions import is_typeddict
+from typing_extensions import TypedDict, is_typeddict
+
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.limits import check_json
 
 _MAX_FAULTS = 10
 _FAULT_TEXTS = {
@@ -45,11 +54,15 @@ class JsonCodec:
     own configuration says how they are encoded, by default as UTF-8.
     """
 
-    def __init__(self, kind: Any, parameters: Iterable[str] = ()) -> None:
-        """Create a codec; ``parameters`` are the fields of an object of arguments. Raises pydantic's errors."""
+    def __init__(self, kind: Any, parameters: Iterable[str] = (), *, extra: bool = False) -> None:
+        """Create a codec; ``parameters`` are the fields of an object of arguments. Raises pydantic's errors.
+
+        ``extra``: whether the object may have others, which are arguments as well.
+        """
         self.adapter: TypeAdapter[Any] = TypeAdapter(kind)
         self.adapter.rebuild()  # raises an error for a name in the type that cannot be resolved
         self._parameters = frozenset(parameters)
+        self.extra = extra
         config = CoreConfig(ser_json_inf_nan="constants", **_BASE64)
         schema = _with_bytes(self.adapter.core_schema)
         self.validator = SchemaValidator(schema, config)
@@ -67,6 +80,31 @@ class JsonCodec:
     def validate_json(self, text: bytes) -> Any:
         """Decode JSON text. Raises pydantic's ``ValidationError``."""
         return self.validator.validate_json(text)
+
+
+def arguments_codec(fields: dict[str, Any], extra: Any) -> JsonCodec:
+    """Return the codec of arguments by name. ``extra``: the type of those without a field; ``None`` to refuse them."""
+    if extra is None:
+        shape = cast("Any", TypedDict)("Arguments", fields)
+        shape.__pydantic_config__ = ConfigDict(extra="forbid")
+    else:
+        shape = cast("Any", TypedDict)("Arguments", fields, extra_items=extra)
+    return JsonCodec(shape, fields, extra=extra is not None)
+
+
+NOT_FINITE = "NaN or an infinity, which JSON cannot express"
+
+
+def is_finite(value: Any) -> bool:
+    """Return whether a value contains neither NaN nor an infinity, as far as pydantic can write it as JSON."""
+    try:
+        text = to_json(value, inf_nan_mode="constants", bytes_mode="base64")
+        check_json("value", text, "decoded")
+    except InvalidInput as error:
+        return "not JSON" not in error.got
+    except PydanticSerializationError:
+        pass
+    return True
 
 
 def bytes_fault(error: Exception) -> str | None:
@@ -120,7 +158,8 @@ def describe(error: ValidationError, codec: JsonCodec, root: str = "payload") ->
     """
     faults = []
     for fault in error.errors(include_url=False, include_context=False, include_input=False):
-        known = codec.names | {*fault["loc"]} if _is_unknown_parameter(fault) else codec.names
+        shows_first = codec.extra or _is_unknown_parameter(fault)
+        known = codec.names | {*fault["loc"][:1]} if shows_first else codec.names
         parts = [
             each if each in known or type(each) is int else "[key]" for each in fault["loc"][:4]
         ]

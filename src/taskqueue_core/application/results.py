@@ -11,9 +11,15 @@ from pydantic import PydanticUserError, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from taskqueue_core.application.errors import InvalidResult
-from taskqueue_core.application.json_codec import JsonCodec, bytes_fault, describe
+from taskqueue_core.application.json_codec import (
+    NOT_FINITE,
+    JsonCodec,
+    bytes_fault,
+    describe,
+    is_finite,
+)
 from taskqueue_core.application.type_errors import annotation_error, handler_signature
-from taskqueue_core.errors import InvalidInput
+from taskqueue_core.errors import InvalidInput, TooLarge
 from taskqueue_core.json_text import encode_json, to_builtins
 from taskqueue_core.limits import check_written, kind_of
 
@@ -46,23 +52,28 @@ class Results:
 
         Raises `InvalidResult` if it does not match the annotation, and `InvalidInput` if it has no equivalent in JSON.
         """
-        if self._is_any:
-            return encode_json("result", to_builtins(value), limit)
+        fault: InvalidInput | InvalidResult
         try:
+            if self._is_any:
+                return encode_json("result", to_builtins(value), limit)
             codec = self._codec
             text = codec.serializer.to_json(codec.validator.validate_python(value), by_alias=True)
+            check_written("result", text, limit)
         except ValidationError as error:
-            raise InvalidResult(
+            fault = InvalidResult(
                 f"the result does not match the return annotation: {describe(error, self._codec, 'result')}"
-            ) from None
+            )
         except PydanticSerializationError as error:
-            raise InvalidInput(
+            fault = InvalidInput(
                 "result",
                 kind_of(value),
                 bytes_fault(error) or "a value that has an equivalent in JSON",
-            ) from error
-        check_written("result", text, limit)
-        return text
+            )
+        except InvalidInput as error:
+            fault = error
+        else:
+            return text
+        raise _explained(value, fault) from None
 
     def read(self, text: bytes) -> Any:
         """Decode a result. Raises pydantic's ``ValidationError``."""
@@ -74,6 +85,23 @@ class Results:
         except ValidationError:
             return False
         return True
+
+
+def _explained(value: object, error: InvalidInput | InvalidResult) -> InvalidInput | InvalidResult:
+    """Return the error for a result, or one that says more about it."""
+    if inspect.isawaitable(value):
+        if inspect.iscoroutine(value):
+            value.close()  # otherwise Python warns that it was never awaited
+        return InvalidResult(
+            f"the handler returned a {kind_of(value)} and no result: if a decorator made it from an async function, "
+            "write 'async def' for the function that the decorator returns, and await the call in it; if not, write "
+            "'async def' for the handler, and await what it returns"
+        )
+    if isinstance(error, InvalidInput) and not isinstance(error, TooLarge) and not is_finite(value):
+        return InvalidInput(
+            "result", NOT_FINITE, "finite numbers; return None or text in place of the others"
+        )
+    return error
 
 
 def _result_type(annotation: Any) -> Any:

@@ -338,10 +338,15 @@ class TaskFunction(Generic[P, R_co, C_co]):
 
 
 def _is_async(name: str, function: Callable[..., Any]) -> bool:
-    """Return whether calls of a function return a coroutine. Raises `ConfigurationError` for a generator."""
+    """Return whether calls of a function return a coroutine. Raises `ConfigurationError` for a generator or a class."""
     inner = function
     while isinstance(inner, functools.partial):
         inner = inner.func
+    if isinstance(inner, type):
+        raise ConfigurationError(
+            f"the task {name!r} is the class {inner.__name__}; expected a function: declare one, or a method of an "
+            f"object, as in tasks.task(mailer.send)"
+        )
     call = inner if inspect.isroutine(inner) else getattr(inner, "__call__", inner)  # noqa: B004 - not a check that the object is callable
     if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
         raise ConfigurationError(f"the task {name!r} is a generator: use a function without yield")

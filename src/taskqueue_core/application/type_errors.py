@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import typing
 from collections.abc import Callable, Mapping
-from typing import Any, NotRequired, get_args, get_origin
+from typing import Any, NotRequired, Required, get_args, get_origin, get_type_hints
 
+import typing_extensions
 from pydantic import PydanticUserError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnnotation
 
 from taskqueue_core.application.json_codec import JsonCodec
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import check_name
+
+_UNPACK = (typing.Unpack, typing_extensions.Unpack)  # they differ before Python 3.12
 
 
 def check_declared_name(name: str, what: str) -> None:
@@ -103,11 +107,41 @@ def handler_error(function: Callable[..., Any], what: str) -> ConfigurationError
     return ConfigurationError(f"{name} cannot be a task handler: {what}")
 
 
+def named_extras(function: Callable[..., Any], annotation: Any) -> dict[str, Any] | None:
+    """Return the types of keyword arguments annotated as ``**name: Unpack[...]``; ``None`` for another annotation.
+
+    Raises `ConfigurationError`.
+    """
+    if get_origin(annotation) not in _UNPACK:
+        return None
+    (shape,) = get_args(annotation)
+    try:
+        kinds = get_type_hints(shape, include_extras=True)
+    except (NameError, TypeError) as error:
+        raise handler_error(
+            function, f"the type of its ** parameter cannot be read: {error}"
+        ) from error
+    return {
+        name: kind
+        if name in shape.__required_keys__ or get_origin(kind) in (Required, NotRequired)
+        else NotRequired[kind]
+        for name, kind in kinds.items()
+    }
+
+
 def name_error(function: Callable[..., Any], parameter: inspect.Parameter) -> ConfigurationError:
     """Return the error for a parameter to which arguments cannot be passed by name."""
     name = parameter.name
+    kinds = {each.kind for each in handler_signature(function).parameters.values()}
     if parameter.kind is parameter.POSITIONAL_ONLY:
         advice = "remove the '/'"
+    elif kinds == {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
+        return handler_error(
+            function,
+            "its only parameters are * and **, as those of a function that a decorator returns: write "
+            "@functools.wraps(function) above that function, so that it has the parameters of the one it calls; if it "
+            "is no such function, give it parameters with names",
+        )
     elif parameter.kind is parameter.VAR_POSITIONAL:
         advice = f"write '{name}: list[...]' without the '*'"
     else:

@@ -26,6 +26,7 @@ from taskqueue_core.errors import (
     SettingsConflict,
     TaskQueueError,
 )
+from taskqueue_core.limits import in_bytes
 from taskqueue_core.retry import (
     Failed,
     Outcome,
@@ -334,7 +335,7 @@ def _classify(reply: PostReply, seconds: float) -> tuple[Outcome, float]:
             http_status=reply.status, length=reply.length, seconds=round(seconds, 3)
         )
         return Success(msgspec.json.encode(receipt)), 0.0
-    error = f"HTTP {reply.status} with {reply.length} bytes"
+    error = f"HTTP {reply.status} with {in_bytes(reply.length)}"
     if reply.status == _GONE:
         return Rejected("gone", error), 0.0
     default = _THROTTLE_SECONDS if reply.status in _THROTTLED else 0.0

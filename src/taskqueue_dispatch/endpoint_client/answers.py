@@ -29,7 +29,7 @@ import msgspec
 
 from taskqueue_core.capabilities import Seen
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.limits import LIMITS, check_json
+from taskqueue_core.limits import LIMITS, check_json, in_bytes
 from taskqueue_dispatch.models import ModelConfig, ModelType
 
 
@@ -327,7 +327,7 @@ def _plain(fields: Mapping[str, msgspec.Raw], name: str) -> object:
 
 
 def _shown(reply: EndpointReply) -> str:
-    return f"HTTP {reply.status} with {len(reply.body)} bytes"
+    return f"HTTP {reply.status} with {in_bytes(len(reply.body))}"
 
 
 def _wait(text: str | None) -> float | None:

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from taskqueue_core.errors import ConfigurationError
+from taskqueue_core.limits import in_bytes
 from taskqueue_server.problems import ProblemError
 
 LONGEST = 86_400
@@ -92,7 +93,7 @@ def _read(path: Path) -> bytes:
         ) from None
     if not smallest <= len(key) <= largest:
         raise ConfigurationError(
-            f"TASKQUEUE_SERVER_TICKET_KEY_FILE: has {len(key)} bytes; expected {smallest} to {largest} random bytes, "
-            "for example from 'openssl rand -hex 32'"
+            f"TASKQUEUE_SERVER_TICKET_KEY_FILE: has {in_bytes(len(key))}; expected {smallest} to {largest} random "
+            "bytes, for example from 'openssl rand -hex 32'"
         )
     return key

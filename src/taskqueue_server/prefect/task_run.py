@@ -8,7 +8,7 @@ from uuid import UUID
 
 import msgspec
 
-from taskqueue_core.limits import TASK_RUN_BYTES
+from taskqueue_core.limits import TASK_RUN_BYTES, in_bytes
 from taskqueue_core.tasks import Task
 
 _LONGEST = 10_000 * 366 * 86_400.0
@@ -127,7 +127,7 @@ _task_run = msgspec.json.Decoder(TaskRun)
 def refusal(task: Task) -> str | None:
     """Return why a task must not be sent to a worker; ``None`` if it may be sent."""
     if len(task.payload) > TASK_RUN_BYTES:
-        return f"the run has {len(task.payload)} bytes; the maximum is {TASK_RUN_BYTES}"
+        return f"the run has {in_bytes(len(task.payload))}; the maximum is {TASK_RUN_BYTES}"
     try:
         # Decode all fields: `TaskRun` skips unknown fields, which must be valid JSON as well.
         _everything.decode(task.payload)
