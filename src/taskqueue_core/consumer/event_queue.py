@@ -123,12 +123,13 @@ class EventQueue:
         _, buffers = self._waiting.setdefault(delivery.receipt, (delivery, deque()))
         if not buffers or buffers[-1].next != first:
             buffers.append(EventBuffer(first))
+        buffer, size = buffers[-1], buffers[-1].size
         for event in events:
-            buffers[-1].add(event)
+            buffer.add(event)
         self._count += len(events)
-        self._bytes += sum(event.size for event in events)
+        self._bytes += buffer.size - size
         self._has_work.set()
-        return buffers[-1]
+        return buffer
 
     async def room(self) -> None:
         """Wait until few events wait for the store."""
@@ -193,16 +194,17 @@ class EventQueue:
         while self._waiting and size < _ROUND_BYTES and len(items) < LIMITS.batch:
             receipt = next(iter(self._waiting))
             delivery, buffers = self._waiting[receipt]
-            first = buffers[0].first
-            events = buffers[0].take(_ROUND_BYTES)
+            buffer = buffers[0]
+            first, before = buffer.first, buffer.size
+            events = buffer.take(_ROUND_BYTES)
             self._count -= len(events)
-            self._bytes -= sum(event.size for event in events)
-            if not buffers[0]:
+            self._bytes -= before - buffer.size
+            size += before - buffer.size
+            if not buffer:
                 buffers.popleft()
             if not buffers:
                 del self._waiting[receipt]
             items.append(NewEvents(delivery=delivery, events=events, first=first))
-            size += items[-1].size
         self._urgent.clear()
         self._sending = {item.delivery.receipt for item in items}
         answers = await self._outage.retry_until_available(partial(self._streams.append, *items))
