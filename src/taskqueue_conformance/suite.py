@@ -35,6 +35,7 @@ from taskqueue_conformance.suites.ledger import LedgerSuite
 from taskqueue_conformance.suites.listing import ListingSuite
 from taskqueue_conformance.suites.listing_ended import ListingEndedSuite
 from taskqueue_conformance.suites.listing_tags import ListingTagsSuite, TagSuite
+from taskqueue_conformance.suites.listing_times import ListingTimesSuite
 from taskqueue_conformance.suites.moved import MovedSuite
 from taskqueue_conformance.suites.order import OrderSuite
 from taskqueue_conformance.suites.order_change import SwapSuite
@@ -100,6 +101,7 @@ class BackendSuite(
     ListingSuite,
     ListingTagsSuite,
     ListingEndedSuite,
+    ListingTimesSuite,
     TagSuite,
     TrackingSuite,
     ControlSuite,

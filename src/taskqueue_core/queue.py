@@ -16,7 +16,7 @@ from typing_extensions import Unpack
 
 from taskqueue_core.after import TaskRef
 from taskqueue_core.assembly import open_backend
-from taskqueue_core.authoring.listings import Query
+from taskqueue_core.authoring.listings import Filters, Query
 from taskqueue_core.authoring.unsupported import field_checks
 from taskqueue_core.backend import Backend, Capability, Subscription
 from taskqueue_core.capabilities import RoomSignal, RoomSignals, control_of
@@ -38,7 +38,6 @@ from taskqueue_core.tasks import (
     Ledger,
     Published,
     Refusal,
-    State,
     Task,
     TaskStatus,
     encoded_task,
@@ -313,36 +312,18 @@ class Queue:
         """The workflows in the store, as data; `taskqueue_core.Workflow` is the API for declared tasks."""
         return QueueWorkflows(self.backend, self.publish_many, stored)
 
-    def tasks(
-        self,
-        of: str | OfQueue,
-        *,
-        state: State | None = None,
-        tenant: str | None = None,
-        tag: str | None = None,
-        worker: str | None = None,
-        newest: bool = False,
-    ) -> TaskList:
+    def tasks(self, of: str | OfQueue, **filters: Unpack[Filters]) -> TaskList:
         """Return the tasks of a queue, or of the queue of a declared task, that are in ``state`` or have ``tag``.
 
         The queue's setting ``index`` must name the tag. ``tenant`` and ``worker`` leave out other tasks; a worker is
-        known of tasks in flight, and of ended ones with the setting ``keep_ended``. docs/finding.md shows the order;
-        ``newest`` reverses it. Raises `InvalidInput` and `CapabilityMissing`.
+        known of tasks in flight, of dead letters, and of ended ones with the setting ``keep_ended``. ``since`` and
+        ``until``, in Unix seconds, limit the time when tasks ended, became dead letters or become available.
+        docs/finding.md shows the order; ``newest`` reverses it. Raises `InvalidInput` and `CapabilityMissing`.
 
         >>> async for task in queue.tasks("mail", state=State.DEAD, newest=True):
         ...     print(task.task_id, task.error)
         """
-        return TaskList(
-            self.backend,
-            Query(
-                key=queue_name(of),
-                state=state,
-                tenant=tenant,
-                tag=tag,
-                worker=worker,
-                newest=newest,
-            ),
-        )
+        return TaskList(self.backend, Query(key=queue_name(of), **filters))
 
     async def ledger(self, *keys: str) -> Ledger:
         """Return the sum of the ledgers of the given queues, or of all queues."""

@@ -21,6 +21,7 @@ from weakref import WeakSet
 from typing_extensions import Unpack
 
 from taskqueue_core.after import TaskRef
+from taskqueue_core.authoring.listings import Filters
 from taskqueue_core.backend import Backend
 from taskqueue_core.concurrency import BlockingCalls
 from taskqueue_core.errors import ConfigurationError, TaskQueueError
@@ -30,7 +31,7 @@ from taskqueue_core.queue_schedules import QueueSchedules
 from taskqueue_core.queue_workflows import QueueWorkflows
 from taskqueue_core.schedule_status import ScheduleStatus
 from taskqueue_core.schedules import Overlap, Schedule
-from taskqueue_core.tasks import Confirmation, Ledger, State, Task, TaskStatus
+from taskqueue_core.tasks import Confirmation, Ledger, Task, TaskStatus
 from taskqueue_core.workflows import WorkflowPage, WorkflowStatus, WorkflowStep
 
 T = TypeVar("T")
@@ -287,21 +288,9 @@ class SyncQueue:
         """The workflows in the store, as data; see `Queue.workflows`."""
         return SyncWorkflows(self.queue.workflows, self._loop)
 
-    def tasks(
-        self,
-        of: str | OfQueue,
-        *,
-        state: State | None = None,
-        tenant: str | None = None,
-        tag: str | None = None,
-        worker: str | None = None,
-        newest: bool = False,
-    ) -> SyncTaskList:
+    def tasks(self, of: str | OfQueue, **filters: Unpack[Filters]) -> SyncTaskList:
         """Return the tasks of a queue that are in a state, or that have a tag; see `Queue.tasks`."""
-        found = self.queue.tasks(
-            of, state=state, tenant=tenant, tag=tag, worker=worker, newest=newest
-        )
-        return SyncTaskList(found, self._loop)
+        return SyncTaskList(self.queue.tasks(of, **filters), self._loop)
 
     def ledger(self, *keys: str) -> Ledger:
         """Return the sum of the ledgers of the given queues, or of all queues; see `Queue.ledger`."""

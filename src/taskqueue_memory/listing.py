@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
+from math import inf
 
 from typing_extensions import Unpack
 
-from taskqueue_core.authoring.entries import detail_of, summary_of
-from taskqueue_core.authoring.listings import Filters, Query, checked_page
+from taskqueue_core.authoring.listings import Filters, Query, checked_page, detail_of, summary_of
 from taskqueue_core.capabilities import Erasure, TaskDetail, TaskPage, TaskSummary
 from taskqueue_core.capabilities.listing import LOOKED_AT
-from taskqueue_memory.records import QueueState, TaskRecord
+from taskqueue_memory.records import QueueState
 from taskqueue_memory.sorted_lists import Listed, Place, SortedLists, walk
 from taskqueue_memory.transitions import MemoryStore
 
@@ -43,7 +43,7 @@ class MemoryListing:
                 break
             looked_at += 1
             place = listed.place
-            if _matches(listed.record, query):
+            if query.matches(listed.record):
                 shown.append(summary_of(listed.record))
         following = query.cursor(place) if more else None
         return TaskPage(tasks=tuple(shown), next=following, looked_at=looked_at)
@@ -65,13 +65,17 @@ class MemoryListing:
     async def _candidates(
         self, queue: QueueState, query: Query, start: Place | None
     ) -> Iterator[Listed]:
-        """Return the records of the state or the tag that come next, whatever the other filters say."""
+        """Return the records that come next of those that the state, the tag and the times select."""
+        first: Place = () if query.since is None else (query.since,)
+        last: Place = (inf,) if query.until is None else (query.until,)
+        if start is not None:
+            first, last = (first, min(last, start)) if query.newest else (max(first, start), last)
         if query.tag is not None:
             tagged = [Listed((number,), record) for record, number in queue.tags.of(query.tag)]
-            return walk((tagged,), start, newest=query.newest)
+            return walk((tagged,), first, last, newest=query.newest)
         if query.state is None or not queue.records:
             return iter(())
-        return await self._of(queue).of(query.state, start, newest=query.newest)
+        return await self._of(queue).of(query.state, first, last, newest=query.newest)
 
     def _of(self, queue: QueueState) -> SortedLists:
         now = self._store.clock.now()
@@ -89,12 +93,3 @@ class MemoryListing:
             queue.changed = None
         else:
             self._store.clock.call_at(ends, partial(self._drop_unused, queue))
-
-
-def _matches(record: TaskRecord, query: Query) -> bool:
-    return (
-        record.replaced is None
-        and query.state in (None, record.state)
-        and query.tenant in (None, record.task.tenant)
-        and query.worker in (None, record.worker)
-    )

@@ -48,8 +48,10 @@ class SortedLists:
         self._sorting = asyncio.Lock()
         self._restart()
 
-    async def of(self, state: State, start: Place | None, *, newest: bool) -> Iterator[Listed]:
-        """Return the records in a state after a place. Read them before other coroutines run."""
+    async def of(
+        self, state: State, first: Place, last: Place, *, newest: bool
+    ) -> Iterator[Listed]:
+        """Return the records in a state between two places. Read them before other coroutines run."""
         async with self._sorting:
             self._catch_up()
             records = self._sorted.get(state)
@@ -58,7 +60,7 @@ class SortedLists:
                 self._sorted[state], self._recent[state] = records, []
                 self._catch_up()
             recent = self._recent.get(state, [])
-        found = walk((records, recent), start, newest=newest)
+        found = walk((records, recent), first, last, newest=newest)
         return (listed for listed in found if self._is_valid(listed, state))
 
     def _restart(self) -> None:
@@ -102,23 +104,19 @@ class SortedLists:
 
 
 def walk(
-    lists: Sequence[Sequence[Listed]], start: Place | None, *, newest: bool
+    lists: Sequence[Sequence[Listed]], first: Place, last: Place, *, newest: bool
 ) -> Iterator[Listed]:
-    """Yield the entries of sorted lists after a place, those with the same place once; with ``newest``, downwards."""
+    """Yield the entries of sorted lists between two places, those with one place once; with ``newest``, downwards."""
     entries = []
     for each in lists:
-        if newest:
-            end = len(each) if start is None else bisect_left(each, start, key=_by_place)
-            places = range(end - 1, -1, -1)
-        else:
-            first = 0 if start is None else bisect_right(each, start, key=_by_place)
-            places = range(first, len(each))
-        entries.append(map(each.__getitem__, places))
-    last: Place | None = None
+        start = bisect_right(each, first, key=_by_place)
+        places = range(start, bisect_left(each, last, start, key=_by_place))
+        entries.append(map(each.__getitem__, reversed(places) if newest else places))
+    shown: Place | None = None
     for listed in merge(*entries, key=_by_place, reverse=newest):
-        if listed.place != last:
+        if listed.place != shown:
             yield listed
-        last = listed.place
+        shown = listed.place
 
 
 def _place(record: TaskRecord) -> Place:
@@ -130,4 +128,4 @@ def _place(record: TaskRecord) -> Place:
         position = record.seq if waiting else record.returned or record.seq
         first = waiting and record.returned
         return (int(record.held), -record.task.priority, int(not first), position)
-    return (record.seq,)
+    return (record.seq,) if record.state is State.BLOCKED else (record.updated_at, record.seq)

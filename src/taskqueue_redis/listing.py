@@ -35,6 +35,8 @@ _STEP = 500
 """maximum number of records that one script call looks at"""
 _MOST = 2000
 """maximum number of records that are looked at for one page, which take Redis some tens of milliseconds"""
+_SEARCHED = 40
+"""maximum number of entries by which a script call finds a time in a list, for 10^12 of them"""
 _ERASED = 50
 """maximum number of tasks that one script call erases; each takes some tens of commands"""
 _BY_TAG = "tag"
@@ -65,15 +67,19 @@ class RedisListing:
         state, worker = query.state, query.worker
         if by_tag or (worker is not None and state in ENDED):
             query.check(await self._control.settings(key))
-        tokens = await self._tokens(key, worker) if worker and not by_tag else ()
+        tokens = await self._tokens(key, worker) if worker and state is State.IN_FLIGHT else ()
         rest = (
             int(query.newest) or "", query.tenant or "", query.tag or "",
-            NUMBERS[state] if by_tag and state is not None else "", worker or "", *tokens,
+            NUMBERS[state] if by_tag and state is not None else "", worker or "",
+            *("" if time is None else round(time * 1_000_000) for time in (query.since, query.until)),
+            *tokens,
         )  # fmt: skip
+        by_time = query.since is not None or query.until is not None
         tasks: list[TaskSummary] = []
         looked = 0
         while True:
-            most, step = limit - len(tasks), min(_STEP, _MOST - looked)
+            at_once = _STEP - _SEARCHED if by_time and not position else _STEP
+            most, step = limit - len(tasks), min(at_once, _MOST - looked)
             found, position, number = await self._run(
                 "list", key, _BY_TAG if state is None or by_tag else state, position, most, step, *rest
             )  # fmt: skip
@@ -148,6 +154,7 @@ def _summary(key: str, answer: list[Any]) -> TaskSummary:
         reason,
         error,
         tags,
+        delivered,
     ) = answer
     state = state_of(number)
     failure = (
@@ -167,6 +174,7 @@ def _summary(key: str, answer: list[Any]) -> TaskSummary:
         updated_at=seconds(at),
         due_at=float(due) / 1_000_000 if due else None,
         worker_id=_text(worker),
+        delivered_at=seconds(delivered) if delivered else None,
         error=None if shown is None else shown[:ERROR_CHARACTERS],
     )
 

@@ -41,6 +41,8 @@ class RemoteListing:
         newest = "true" if asked.newest else None
         given = {"state": asked.state, "tenant": asked.tenant, "tag": asked.tag}
         given |= {"worker": asked.worker, "after": after, "newest": newest}
+        for name, time in {"since": asked.since, "until": asked.until}.items():
+            given[name] = None if time is None else f"{time:.9f}"
         query: dict[str, str | int] = {
             name: text for name, text in given.items() if text is not None
         }

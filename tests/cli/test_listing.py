@@ -63,6 +63,28 @@ def test_tasks_are_listed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert other == {"tasks": [], "next": None}
 
 
+@pytest.mark.usefixtures("filled")
+def test_tasks_of_a_worker_at_a_time(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """U18: what a worker ran is listed between two times, with the start of each; the next command has the same."""
+    monkeypatch.setattr(console, "width", 80)
+    words = ("tasks", "list", "mail", "--worker", "worker-1")
+    for state in ("done", "dead"):
+        found = cli(*words, "--state", state, "--since", "-1h")
+        assert all(len(line) <= 80 for line in found.out.splitlines())
+        assert "started (UTC)" in found.out
+        assert re.search(r"\d\d:\d\d:\d\d", found.out)
+        (task,) = cli(*words, "--state", state, "--since", "1m", "--json").json["tasks"]
+        assert task["delivered_at"] <= task["updated_at"]
+        assert cli(*words, "--state", state, "--until", "-1h", "--json").json["tasks"] == []
+    assert cli("publish", "mail", "1", "--delay", "9000").code == 0
+    page = cli("tasks", "list", "mail", "--state", "scheduled", "--since", "0s", "--limit", "1")
+    command = shlex.split(page.err.partition(": ")[2].strip())
+    assert "--since" in command
+    rest = cli(*command[1:], "--json").json
+    assert (len(rest["tasks"]), rest["next"]) == (1, None)
+    assert rest["since"] == float(command[command.index("--since") + 1])
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
@@ -70,6 +92,9 @@ def test_tasks_are_listed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
         (["mail", "--tag", "job:1"], 2, "the queue's setting index (user)"),
         (["mail", "--state", "dead", "--after", "x"], 2, "after: got"),
         (["mail", "--state", "runs"], 2, "--state"),
+        (["mail", "--state", "dead", "--since", "soon"], 2, "since: got text of length 4"),
+        (["mail", "--state", "done", "--since", "1h", "--until", "2h"], 2, "until: got a time"),
+        (["mail", "--state", "waiting", "--since", "1h"], 2, "scheduled, dead, done"),
         (["mial", "--state", "dead"], 1, "there is no queue 'mial' among those"),
     ],
 )

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from base64 import urlsafe_b64decode
+from math import inf, nextafter
 from typing import Any
 
 import msgspec
 
 from taskqueue_core.authoring import listings
-from taskqueue_core.capabilities import Erasure, TaskPage
+from taskqueue_core.capabilities import Erasure, TaskPage, TaskSummary
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.tasks import State
 from taskqueue_memory.records import TaskRecord
@@ -66,6 +67,61 @@ class NewestIsTheSame(FacadeListing):
     async def tasks(self, key: str, **query: Any) -> TaskPage:
         page: TaskPage = await self.inner.tasks(key, **query | {"newest": False})
         return page
+
+
+class IgnoresSince(FacadeListing):
+    """Defect: a list by time begins with the first task of all."""
+
+    async def tasks(self, key: str, **query: Any) -> TaskPage:
+        page: TaskPage = await self.inner.tasks(key, **query | {"since": None})
+        return page
+
+
+class IncludesUntil(FacadeListing):
+    """Defect: a list by time has the tasks at its end as well."""
+
+    async def tasks(self, key: str, **query: Any) -> TaskPage:
+        until = query.get("until")
+        if until is not None:
+            query["until"] = nextafter(until, inf)
+        page: TaskPage = await self.inner.tasks(key, **query)
+        return page
+
+
+class SearchesFromTheFront(FacadeListing):
+    """Defect: the first page looks at all tasks before the time that was asked for."""
+
+    async def tasks(self, key: str, **query: Any) -> TaskPage:
+        page: TaskPage = await self.inner.tasks(key, **query)
+        if query.get("since") is None or query.get("newest") or query.get("after"):
+            return page
+        before: TaskPage = await self.inner.tasks(
+            key, **query | {"until": query["since"], "since": None}
+        )
+        return msgspec.structs.replace(page, looked_at=page.looked_at + before.looked_at)
+
+
+class ForgetsWhoFailed(FacadeListing):
+    """Defect: the worker of a dead letter is not known."""
+
+    async def tasks(self, key: str, **query: Any) -> TaskPage:
+        page: TaskPage = await self.inner.tasks(key, **query)
+        if query.get("state") is not State.DEAD:
+            return page
+        tasks = tuple(msgspec.structs.replace(task, worker_id=None) for task in page.tasks)
+        return msgspec.structs.replace(page, tasks=tasks)
+
+
+class ShowsThePublishAsDelivery(FacadeListing):
+    """Defect: the time of the delivery is that of the publish."""
+
+    async def tasks(self, key: str, **query: Any) -> TaskPage:
+        page: TaskPage = await self.inner.tasks(key, **query)
+        tasks = list[TaskSummary]()
+        for task in page.tasks:
+            at = (await self.inner.task(key, task.task_id)).published_at
+            tasks.append(msgspec.structs.replace(task, delivered_at=at))
+        return msgspec.structs.replace(page, tasks=tuple(tasks))
 
 
 class SearchesWithoutIndex(Facade):

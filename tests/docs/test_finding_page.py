@@ -33,7 +33,7 @@ async def _finish(store: Shared) -> None:
 
 
 def test_its_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """U18: tasks are listed by state, tag and worker; each command prints what the page shows."""
+    """U18: tasks are listed by state, tag, worker and time; each command prints what the page shows."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
     monkeypatch.setenv("TASKQUEUE_BACKEND", "tests.cli.shared")
     store = renew()
@@ -45,7 +45,7 @@ def test_its_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
             r"^\$ taskqueue (.+)\n((?:(?!\$ ).*\n?)*)", block, re.MULTILINE
         )
     ]
-    assert len(shown) == 7
+    assert len(shown) == 10
     for number, (command, expected) in enumerate(shown):
         if number == 2:  # the setting applies to tasks that are published from then on
             asyncio.run(_publish(store, 4))

@@ -80,10 +80,8 @@ class Record(NamedTuple):
     """those of its tags by which it is found"""
     published: int = 0
     """position among the tasks with a tag; it does not change"""
-    failed: str = ""
-    """worker of the last attempt that failed"""
     worker: str = ""
-    """worker of an ended task whose queue keeps ended tasks"""
+    """worker of the delivery that made the task a dead letter, or of an ended task whose queue keeps ended tasks"""
 
     @property
     def live(self) -> bool:
@@ -328,7 +326,16 @@ class Books:
         place = self.next_seq(name[0])
         self.put(
             name,
-            r._replace(state="dead", place="", fence=0, owner="", token="", due=place, at=self.now),
+            r._replace(
+                state="dead",
+                place="",
+                fence=0,
+                owner="",
+                token="",
+                due=place,
+                at=self.now,
+                worker=self.worker_of(r.owner),
+            ),
         )
         self.add(name[0], "dead", 1)
 
@@ -343,7 +350,7 @@ class Books:
             r = r._replace(verb=verb, told="ok", settled=r.fence)
         if lost:
             self.add(key, "lost", 1)
-            r = r._replace(losses=r.losses + 1, failed=self.worker_of(r.owner))
+            r = r._replace(losses=r.losses + 1)
             if r.losses > self.terms_of(key).max_losses:
                 self.bury(name, r._replace(told="dead") if verb else r)
                 return True

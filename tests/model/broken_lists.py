@@ -58,6 +58,31 @@ class ForgetsTheWorker(Replay):
         self.put(name, self.tasks[name]._replace(worker=""))
 
 
+class ForgetsWhoFailed(Replay):
+    """Mistake: a dead letter does not keep its worker."""
+
+    def bury(self, name: Name, r: Record) -> None:
+        super().bury(name, r)
+        self.put(name, self.tasks[name]._replace(worker=""))
+
+
+class IncludesUntil(Replay):
+    """Mistake: a list by time has the tasks at its end as well."""
+
+    def on_list(self, words: list[bytes], answer: Any) -> Any:
+        if words[11]:
+            words[11] = b"%d" % (int(words[11]) + 1)
+        return super().on_list(words, answer)
+
+
+class IgnoresSince(Replay):
+    """Mistake: a list by time begins with the first task of all."""
+
+    def on_list(self, words: list[bytes], answer: Any) -> Any:
+        words[10] = b""
+        return super().on_list(words, answer)
+
+
 class KeepsAWindowOnly(Replay):
     """Mistake: ended tasks are forgotten with their ids, whatever the queue keeps."""
 
@@ -111,6 +136,9 @@ LIST_MISTAKES: dict[type[Replay], str] = {
     IndexesBySettingsOfNow: "list|erase",
     KeepsReplacedTags: "list|task|erase",
     ForgetsTheWorker: "list|task",
+    ForgetsWhoFailed: "list|task",
+    IncludesUntil: "list",
+    IgnoresSince: "list",
     KeepsAWindowOnly: "maintain",
     KeepsAnyNumber: "maintain",
     CountsFromTheFront: "list",

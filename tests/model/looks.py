@@ -26,6 +26,8 @@ class Item(NamedTuple):
     """nothing if the task is elsewhere now"""
     size: int = 0
     """number of bytes that are read for it"""
+    at: int = 0
+    """the time by which a list by time is sorted"""
 
 
 class Looks(Fires):
@@ -96,9 +98,9 @@ class Looks(Fires):
 
     def on_list(self, words: list[bytes], _: Any) -> Any:
         """Return a page of a list of tasks, without their errors."""
-        key, kind, position, want, budget, newest, tenant, tag, state, worker, *tokens = (
-            word.decode() for word in words
-        )
+        asked = (word.decode() for word in words)
+        key, kind, position, want, budget, newest, tenant, tag, state, worker, *rest = asked
+        since, until, *tokens = rest
 
         def is_wanted(r: Record) -> bool:
             return (
@@ -107,7 +109,11 @@ class Looks(Fires):
                 and state in {"", str(number_of(r))}
             )
 
-        items = self.items_of(key, kind, tag, tokens if worker else None)
+        items = [
+            item
+            for item in self.items_of(key, kind, tag, tokens if worker else None)
+            if int(since or 0) <= item.at and not (until and int(until) <= item.at)
+        ]
         items.sort(key=lambda item: item.order, reverse=newest == "1")
         if position:
             start = _order_of(position)
@@ -160,7 +166,7 @@ class Looks(Fires):
         return Item(order, f"{section} {r.fence}", name, r, self.size(name))
 
     def shown_worker(self, r: Record) -> str:
-        """Return the worker that has the task, or the one that its queue keeps; empty for none."""
+        """Return the worker that has the task, or the last one of a dead letter or a kept task; empty for none."""
         return self.worker_of(r.owner) or r.worker
 
     def ended_items(self, key: str, state: str) -> list[Item]:
@@ -169,7 +175,8 @@ class Looks(Fires):
         for n, (at, task) in enumerate(self.ends.get(key, {}).get(state, ()), first):
             r = self.tasks.get((key, task))
             is_here = r is not None and (r.state, r.at) == (state, at)
-            items.append(Item((_LAST, n), f"{state} {n}", (key, task), r if is_here else None))
+            shown = r if is_here else None
+            items.append(Item((_LAST, n), f"{state} {n}", (key, task), shown, at=at))
         return items
 
     def summary(self, name: Name, r: Record) -> list[Any]:
@@ -214,7 +221,8 @@ def _member(kind: str, name: Name, r: Record) -> Item:
     """Return the place of a task that is scheduled, blocked or dead."""
     score = r.seq if kind == "blocked" else r.due
     member = f"{r.seq:017}{name[1]}" if kind == "scheduled" else name[1]
-    return _set_item(kind, score, member, name, r)
+    item = _set_item(kind, score, member, name, r)
+    return item._replace(at=r.due if kind == "scheduled" else r.at)
 
 
 def _tagged(name: Name, r: Record) -> Item:

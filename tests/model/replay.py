@@ -120,7 +120,7 @@ class Replay(Looks):
         ask = Retry(
             at, name, int(words[6] or 0), words[7].decode(), int(words[8]), words[9].hex(), int(words[10]),
             int(words[11] or 0), words[15] == b"1", Unique.read(words[17]), words[18].decode(),
-            words[13].decode(), tuple(json.loads(words[19] or b"[]")), words[4] == b"1",
+            words[13].decode(), tuple(json.loads(words[19] or b"[]")),
         )  # fmt: skip
         answer = self.schedule_retry((key, task), ask)
         if answer != "lost":
@@ -251,7 +251,7 @@ class Replay(Looks):
     def on_dead_letter(self, words: list[bytes], _: Any) -> Any:
         """Make a delivery's task a dead letter."""
         key, task, fence, token = (word.decode() for word in words[:4])
-        return self.dead_letter((key, task), int(fence), token, fails=words[5] == b"1")
+        return self.dead_letter((key, task), int(fence), token)
 
     def on_progress(self, words: list[bytes], _: Any) -> Any:
         """Record progress of a delivery."""

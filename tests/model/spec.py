@@ -40,8 +40,6 @@ class Retry(NamedTuple):
     batch: str = ""
     tenant: str = ""
     tags: tuple[str, ...] = ()
-    fails: bool = False
-    """whether it reports an error of the attempt"""
 
 
 class Spec(UniqueKeys):
@@ -109,14 +107,13 @@ class Spec(UniqueKeys):
         if ask.fence and not self.current(r, ask.fence, ask.token):
             return "lost"
         is_new = r is None or r.state in OVER
-        failed = self.worker_of(r.owner) if r is not None and r.live else ""
         if r is not None and r.live:
             if ask.fence:
                 r = r._replace(verb="retry", told="ok", settled=r.fence)
             r = self.withdraw(name, r)
         elif r is not None and r.state == "dead":
             self.add(key, "dead", -1)
-            r = r._replace(prior=r.attempt)
+            r = r._replace(prior=r.attempt, worker="")
         else:
             self.add(key, "published", 1)
             r = (r or Record())._replace(
@@ -136,7 +133,6 @@ class Spec(UniqueKeys):
             losses=0,
             prior=r.prior + uncounted,
             retries=frozenset(kept),
-            failed=failed if ask.fails else r.failed,
         )
         self.schedule(name, r, ask.at)
         if is_new and (ask.tags or r.tags):
@@ -223,8 +219,8 @@ class Spec(UniqueKeys):
             return "lost"
         return "dead" if self.hand_back(name, r, verb, lost=bool(loser)) else "ok"
 
-    def dead_letter(self, name: Name, fence: int, token: str, *, fails: bool = False) -> str:
-        """End a delivery by making its task a dead letter. ``fails``: whether it reports an error of the attempt."""
+    def dead_letter(self, name: Name, fence: int, token: str) -> str:
+        """End a delivery by making its task a dead letter."""
         r = self.tasks.get(name)
         if r is None:
             return "lost"
@@ -232,7 +228,7 @@ class Spec(UniqueKeys):
             return self.settled_before(r, fence, "bury")
         self.add(name[0], "in_flight", -1)
         settled = r._replace(handed=r.attempt, verb="bury", told="ok", settled=r.fence)
-        self.bury(name, settled._replace(failed=self.worker_of(r.owner) if fails else r.failed))
+        self.bury(name, settled)
         return "ok"
 
     def leave(self, token: str) -> int:
@@ -281,9 +277,9 @@ class Spec(UniqueKeys):
             return False
         self.add(name[0], "dead", -1)
         if discard:
-            self.finish(name, r._replace(worker=r.failed), "discarded")
+            self.finish(name, r, "discarded")
         else:
-            self.make_available(name, r._replace(prior=r.attempt - 1, losses=0))
+            self.make_available(name, r._replace(prior=r.attempt - 1, losses=0, worker=""))
         return True
 
     def first_deadlines(self) -> dict[str, int]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from taskqueue_core.authoring.listings import BY_TIME
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import InvalidInput, LeaseLost, QueueInUse
 from taskqueue_core.rate_limit import RateLimit
@@ -157,6 +158,7 @@ class PlainWorkload(Workload):
             "worker": worker,
             "tenant": chance.choice((None, None, "a")),
             "newest": chance.random() < 0.5,
+            **(await self.limits_of_time(key, state) if state in BY_TIME else {}),
         }
         after = None
         for _ in range(3):
@@ -170,6 +172,15 @@ class PlainWorkload(Workload):
             if after is None:
                 return
             await chance.choice((self.publish, self.receive, self.ack, self.cancel, self.wait))()
+
+    async def limits_of_time(self, key: str, state: State | None) -> dict[str, float]:
+        """Return no limit, or times of tasks on the list as the first time, the last one, or both."""
+        page = await self.backend.listing.tasks(key, state=state, limit=8, newest=True)
+        times = sorted({task.due_at or task.updated_at for task in page.tasks})
+        if len(times) < 2:
+            return {}
+        limits = dict(zip(("since", "until"), sorted(self.chance.sample(times, 2)), strict=True))
+        return {name: time for name, time in limits.items() if self.chance.random() < 0.7}
 
     async def pause(self) -> None:
         """End all tasks, delete a queue, and advance the clock by days, so that queues are removed; rarely.
@@ -195,7 +206,9 @@ class ListedWorkload(PlainWorkload):
     def __init__(self, backend: RedisBackend, clock: ManualClock, chance: random.Random) -> None:
         super().__init__(backend, clock, chance)
         self.verbs = [verb for verb in self.verbs if verb not in (self.pause, self.delete)]
-        self.verbs += 5 * [self.limit, self.list, self.erase, self.receive, self.ack, self.publish]
+        self.verbs += 5 * [
+            self.limit, self.list, self.erase, self.receive, self.ack, self.bury, self.publish,
+        ]  # fmt: skip
 
 
 class LargeWorkload(PlainWorkload):

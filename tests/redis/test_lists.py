@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import product
 from typing import Any
 
+import msgspec
 import pytest
 
-from taskqueue_core.authoring.listings import Query
+from taskqueue_core.authoring.listings import Filters, Query
 from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.tasks import State, Task
@@ -109,6 +110,62 @@ async def test_foreign_members(backend: RedisBackend, redis_server: RedisServer)
     await backend.control.maintain()
     assert redis_server.call("ZCARD", f"{name}/i") == 3
     assert sorted(redis_server.call("HKEYS", f"{name}/I")) == [b"too", b"waits"]
+
+
+async def test_a_search_by_time_among_foreign_entries(
+    backend: RedisBackend, redis_server: RedisServer
+) -> None:
+    """U18, U29: what another program wrote into a list hides no task from a search by time."""
+    names = [f"t{n:02}" for n in range(40)]
+    await publish(backend, *names)
+    list_name = f"{name_of(backend)}/l"
+    async with backend.subscribe([KEY], "c") as consumer:
+        for delivery in await take(consumer, len(names)):
+            await consumer.ack(delivery)
+            for member in (b"x", b"", b"\xff:t")[: int(delivery.task.id[1:]) % 4]:
+                redis_server.call("RPUSH", list_name, member)
+    listed = (await backend.listing.tasks(KEY, state=State.DONE)).tasks
+    for since, until in ((5, 9), (0, 1), (20, 39), (38, 39)):
+        times = {"since": listed[since].updated_at, "until": listed[until].updated_at}
+        for limit, newest in product((1, 3, 100), (False, True)):
+            shown = await found(backend, state=State.DONE, newest=newest, limit=limit, **times)
+            assert sorted(shown) == names[since:until]
+
+
+async def test_dead_letters_of_an_earlier_version(
+    backend: RedisBackend, redis_server: RedisServer
+) -> None:
+    """U18: a dead letter without the worker of its last delivery has the one of its last failure."""
+    await publish(backend, "t")
+    async with backend.subscribe([KEY], "c") as consumer:
+        (delivery,) = await take(consumer, 1)
+        await consumer.dead_letter(delivery, "broken", "error")
+    name = f"{name_of(backend)}/x"
+    cold = msgspec.msgpack.decode(redis_server.call("HGET", name, "t"))
+    assert cold.pop("w") == "c"
+    assert abs(cold.pop("s") / 1e6 - delivery.delivered_at) < 1
+    redis_server.call("HSET", name, "t", msgspec.msgpack.encode(cold))
+    (task,) = (await backend.listing.tasks(KEY, state=State.DEAD, worker="c")).tasks
+    assert (task.worker_id, task.delivered_at) == ("c", None)
+    assert await found(backend, state=State.DEAD, worker="d") == []
+
+
+async def test_a_call_looks_at_a_limited_number_of_records(
+    backend: RedisBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """U18: one script call looks at 500 records, including those by which it finds a time."""
+    budgets, run = list[int](), backend.listing._run
+
+    async def noted(script: str, key: str, *args: Any) -> Any:
+        budgets.append(args[3])
+        return await run(script, key, *args)
+
+    monkeypatch.setattr(backend.listing, "_run", noted)
+    dead: Filters = {"state": State.DEAD}
+    every: tuple[Filters, ...] = (dead, {**dead, "since": 1.0}, {**dead, "until": 9.0})
+    for filters in every:
+        await backend.listing.tasks(KEY, **filters)
+    assert budgets == [500, 460, 460]
 
 
 @pytest.mark.parametrize("damage", ["missing", "lost", "changed"])

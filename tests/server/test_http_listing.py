@@ -41,7 +41,7 @@ async def test_pages_of_a_list(api: httpx2.AsyncClient, backend: MemoryBackend) 
     assert task | {"updated_at": 0} == {
         "key": "k", "task_id": "t0", "state": "waiting", "attempt": 1, "losses": 0, "priority": 5,
         "tenant": "a", "ordering_key": None, "tags": [], "updated_at": 0, "due_at": None,
-        "worker_id": None, "error": None,
+        "worker_id": None, "delivered_at": None, "error": None,
     }  # fmt: skip
     assert (await api.get(f"{LIST}?state=waiting&tenant=b")).json()["tasks"] == []
 
@@ -64,11 +64,36 @@ async def test_pages_of_a_list(api: httpx2.AsyncClient, backend: MemoryBackend) 
         ("state=waiting&after=A&after=B", "query"),
         ("state=waiting&newest=1", "newest"),
         ("state=waiting&tenants=a", "query"),
+        ("state=waiting&since=-1h", "since"),
+        ("state=done&since=soon", "since"),
+        ("state=done&since=", "since"),
+        ("state=done&until=9999-12-31T23:59-14:00", "until"),
+        ("state=done&since=1h&until=2h", "until"),
     ],
 )
 async def test_what_is_refused(api: httpx2.AsyncClient, query: str, field: str) -> None:
     """U18: the error names the parameter of a list that is not possible."""
     problem(await api.get(f"{LIST}?{query}"), 422, "invalid_input", field)
+
+
+async def test_a_list_by_time(api: httpx2.AsyncClient, backend: MemoryBackend) -> None:
+    """U18: a time that is relative has one meaning on all pages: the first response and its link say which."""
+    await backend.publisher.publish(*(Task(key="k", id=f"t{n}", tenant="a") for n in range(5)))
+    async with backend.subscribe(["k"], "w1") as subscription:
+        deliveries = (await subscription.receive(5, 0)).deliveries
+        await subscription.ack(*deliveries)
+    first = await api.get(f"{LIST}?state=done&limit=3&since=-1h&until=2100-01-01T00:00Z")
+    body = first.json()
+    assert backend.now() - 3700 < body["since"] <= backend.now() - 3600
+    assert body["until"] == 4_102_444_800.0
+    second = await api.get(first.links["next"]["url"])
+    assert len(body["tasks"] + second.json()["tasks"]) == 5
+    given = {name: body[name] for name in ("since", "until")}
+    again = await api.get(LIST, params={"state": "done", "after": body["next"], **given})
+    assert again.json() == second.json()
+    (task, *_) = body["tasks"]
+    assert (task["worker_id"], task["delivered_at"]) == ("w1", deliveries[0].delivered_at)
+    assert (await api.get(f"{LIST}?state=done&until=-1h")).json()["tasks"] == []
 
 
 async def test_a_cursor_of_another_list(api: httpx2.AsyncClient, backend: MemoryBackend) -> None:
@@ -168,7 +193,8 @@ async def test_the_remote_backend_lists_the_same() -> None:
         wrong: tuple[dict[str, Any], ...] = (
             {}, {"tag": "job:1"}, {"state": State.DEAD, "limit": 0},
             {"state": State.DEAD, "after": "x" * 9000}, {"state": State.DEAD, "after": "x"},
-            {"state": State.DEAD, "worker": "w"},
+            {"state": State.WAITING, "worker": "w"}, {"state": State.WAITING, "since": 5},
+            {"state": State.DEAD, "since": 5, "until": 5},
         )  # fmt: skip
         for query in wrong:
             errors = []

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Literal, TypeVar, cast
 
 import typer
@@ -29,13 +28,14 @@ from taskqueue_cli.output import (
 from taskqueue_core.application.encoding import shown_in_place
 from taskqueue_core.backend import Backend
 from taskqueue_core.confirmations import stored
-from taskqueue_core.errors import InvalidInput, UnknownKey
+from taskqueue_core.errors import UnknownKey
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.queue import Queue
 from taskqueue_core.queue_schedules import QueueSchedules
 from taskqueue_core.schedule_status import ScheduleStatus
 from taskqueue_core.schedules import Cron, Every, InstantForm, Overlap, Schedule, TaskTemplate
 from taskqueue_core.tasks import DEFAULT_PRIORITY, Confirmation, Published
+from taskqueue_core.times import ZONED, parse_moment
 
 T = TypeVar("T")
 CatchUp = Literal["none", "last", "all"]
@@ -48,8 +48,6 @@ Version = Annotated[
     int | None,
     option("Change the schedule only if its current version is N.", min=0, metavar="N"),
 ]
-_SECONDS = re.compile(r"\d{9,11}(\.\d+)?")
-_FORMATS = "ISO 8601 with a time zone, such as 2026-03-01T00:00:00Z, or Unix seconds"
 _TEXT = "Put, show, pause, run and delete schedules, which publish tasks at given times."
 schedule = typer.Typer(
     name="schedule", help=f"{_TEXT}\n\n{BACKEND_HELP}", short_help=_TEXT, no_args_is_help=True
@@ -140,7 +138,7 @@ def put(
         float | None, option("Seconds between two instants, instead of --cron.", metavar="SECONDS")
     ] = None,
     since: Annotated[
-        str | None, option(f"First instant of --every: {_FORMATS}.", metavar="TIME")
+        str | None, option(f"First instant of --every: {ZONED}.", metavar="TIME")
     ] = None,
     catch_up: Annotated[
         CatchUp, typer.Option(help="Which of the missed instants are made up for.")
@@ -155,10 +153,10 @@ def put(
         float, typer.Option(metavar="SECONDS", help="Maximum delay of a task, to spread the load.")
     ] = 0,
     starts: Annotated[
-        str | None, option(f"Time before which there are no instants: {_FORMATS}.", metavar="TIME")
+        str | None, option(f"Time before which there are no instants: {ZONED}.", metavar="TIME")
     ] = None,
     ends: Annotated[
-        str | None, option(f"Time from which on there are none: {_FORMATS}.", metavar="TIME")
+        str | None, option(f"Time from which on there are none: {ZONED}.", metavar="TIME")
     ] = None,
     paused: Annotated[
         bool, typer.Option("--paused", help="Pause the schedule when it is created.")
@@ -294,7 +292,7 @@ def following(
 @schedule.command()
 def backfill(
     name: Name,
-    since: Annotated[str, argument(f"Time of the first instant: {_FORMATS}.", metavar="SINCE")],
+    since: Annotated[str, argument(f"Time of the first instant: {ZONED}.", metavar="SINCE")],
     until: Annotated[str, argument("Time before which the last instant is.", metavar="UNTIL")],
     *,
     overlap: Annotated[
@@ -337,17 +335,7 @@ def _times(
 
 def _time(field: str, text: str | None) -> datetime | None:
     """Return a time that is given as ISO 8601, or as Unix seconds. Raises `InvalidInput`."""
-    if text is None:
-        return None
-    try:
-        if _SECONDS.fullmatch(text):
-            return datetime.fromtimestamp(float(text), UTC)
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise InvalidInput(field, "text that is no time", _FORMATS) from None
-    if moment.tzinfo is None:
-        raise InvalidInput(field, "a time without a time zone", _FORMATS)
-    return moment
+    return None if text is None else parse_moment(field, text)
 
 
 def _instant(text: str) -> tuple[str, InstantForm]:

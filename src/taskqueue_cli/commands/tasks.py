@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import time
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -29,12 +31,14 @@ from taskqueue_core.capabilities import TaskPage, TaskSummary, listing_of
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.limits import LIMITS, escape_controls
 from taskqueue_core.tasks import State
+from taskqueue_core.times import RECENT, parse_time
 
 _MOST = 100_000
 """maximum number of tasks that one call shows, and of records that it reads without ``--all``"""
 _ID = 40
 """width up to which an id is shown on one line"""
-_UNITS = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
+_DAY = 86_400
+_UNITS = (("d", _DAY), ("h", 3600), ("min", 60), ("s", 1))
 _TEXT = "List the tasks of a queue, or show those that a registry declares."
 tasks = typer.Typer(
     name="tasks", help=f"{_TEXT}\n\n{BACKEND_HELP}", short_help=_TEXT, no_args_is_help=True
@@ -57,9 +61,20 @@ def listing(
     worker: Annotated[
         str | None,
         option(
-            "Tasks of this worker: in flight, or ended in a queue with the setting keep_ended.",
+            "Tasks of this worker: in flight, dead, or ended in a queue with the setting keep_ended.",
             metavar="ID",
         ),
+    ] = None,
+    since: Annotated[
+        str | None,
+        option(
+            "Tasks that ended, became dead letters or become available at this time or later. "
+            f"{RECENT}.",
+            metavar="TIME",
+        ),
+    ] = None,
+    until: Annotated[
+        str | None, option("Tasks of which this was before this time.", metavar="TIME")
     ] = None,
     newest: Annotated[bool, typer.Option("--newest", help="List the newest first.")] = False,
     limit: Annotated[int, typer.Option(min=1, max=_MOST, help="Maximum number of tasks.")] = 50,
@@ -78,7 +93,12 @@ def listing(
     With --tenant or --worker, the other tasks of the state are read and skipped. After 100,000 of them the list ends,
     and says how to continue; with --all it does not.
     """
-    query = Query(key=key, state=state, tenant=tenant, tag=tag, worker=worker, newest=newest)
+    moment = time.time()
+    query = Query(
+        key=key, state=state, tenant=tenant, tag=tag, worker=worker, newest=newest,
+        since=None if since is None else parse_time("since", since, moment),
+        until=None if until is None else parse_time("until", until, moment),
+    )  # fmt: skip
 
     async def read(backend: Backend) -> tuple[TaskPage, float]:
         page = await _read(backend, query, after, limit, everything=everything)
@@ -88,10 +108,13 @@ def listing(
 
     page, now = with_backend(server, read)
     if as_json:
-        print_json({"tasks": page.tasks, "next": page.next})
+        times = {name: getattr(query, name) for name in ("since", "until")}
+        given = {name: at for name, at in times.items() if at is not None}
+        print_json({"tasks": page.tasks, "next": page.next} | given)
         return
     if page.tasks:
-        _print(page.tasks, now)
+        asked = (query.worker, query.since, query.until)
+        _print(page.tasks, now, starts=any(each is not None for each in asked))
     elif page.next is None:
         console.print(f"No such tasks in queue [bold]{key}[/].")
     if page.next is not None:
@@ -115,17 +138,28 @@ async def _read(
             return TaskPage(tasks=tuple(found), next=after, looked_at=looked_at)
 
 
-def _print(tasks: tuple[TaskSummary, ...], now: float) -> None:
-    """Print a table that fits in 80 characters, and in which ids of usual length are on one line."""
+def _print(tasks: tuple[TaskSummary, ...], now: float, *, starts: bool) -> None:
+    """Print a table that fits in 80 characters, and in which ids of usual length are on one line.
+
+    ``starts``: whether it shows when the last attempt of each task was delivered.
+    """
     scheduled = all(task.due_at is not None for task in tasks)
     table = make_table("task", numbers=("attempt", "due in" if scheduled else "for"))
     table.columns[0].min_width = min(_ID, max(len(task.task_id) for task in tasks))
     same = len({task.state for task in tasks}) == 1
+    delivered = [task.delivered_at for task in tasks if task.delivered_at is not None]
+    form = "%H:%M:%S" if all(now - _DAY < at for at in delivered) else "%m-%d %H:%M"
+    if starts:
+        table.add_column("started (UTC)", no_wrap=True)
     for title in ("details",) if same else ("state", "details"):
         table.add_column(title, overflow="fold")
     for task in tasks:
         age = now - task.updated_at if task.due_at is None or not scheduled else task.due_at - now
-        cells = [] if same else [task.state.value.replace("_", " ")]
+        at = task.delivered_at
+        cells = (
+            ["" if at is None else f"{datetime.fromtimestamp(at, UTC):{form}}"] if starts else []
+        )
+        cells += [] if same else [task.state.value.replace("_", " ")]
         cells.append(escape_controls(_details(task)))
         table.add_row(Text(task.task_id), str(task.attempt), _duration(age), *map(Text, cells))
     console.print(table)
@@ -156,6 +190,9 @@ def _continued(query: Query, limit: int, cursor: str) -> str:
     for name in ("state", "tag", "tenant", "worker"):
         if (value := getattr(query, name)) is not None:
             words += [f"--{name}", str(value)]
+    for name in ("since", "until"):
+        if (at := getattr(query, name)) is not None:
+            words += [f"--{name}", f"{at:.9f}"]
     words += ["--newest"] if query.newest else []
     return shlex.join([*words, "--limit", str(limit), "--after", cursor])
 

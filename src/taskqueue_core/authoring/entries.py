@@ -13,8 +13,6 @@ from typing import TypeVar
 import msgspec
 
 from taskqueue_core.authoring.waits import Wait
-from taskqueue_core.capabilities import TaskDetail, TaskSummary
-from taskqueue_core.capabilities.listing import ERROR_CHARACTERS
 from taskqueue_core.limits import LIMITS, clean_traceback
 from taskqueue_core.tasks import (
     Confirmation,
@@ -93,6 +91,13 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
     def ended(self) -> bool:
         """Whether the task has ended: it is neither live nor a dead letter."""
         return self.state is not None and not self.live and self.state is not State.DEAD
+
+    @property
+    def known_worker(self) -> str | None:
+        """The worker that has the task, or whose delivery was the last one of a task that ended or is a dead letter."""
+        runs = self.state is State.IN_FLIGHT or self.ended
+        dead = self.state is State.DEAD and self.handed_out == self.attempt
+        return self.worker if runs or dead else None
 
     @property
     def movable(self) -> bool:
@@ -315,39 +320,6 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
             waits_for=() if wait is None else wait.waits_for(after),
             waits_for_total=0 if wait is None else len(wait.missing),
         )
-
-
-def summary_of(entry: Entry) -> TaskSummary:
-    """Return an entry as a list shows it."""
-    task, status = entry.task, entry.status
-    known = status.state is State.IN_FLIGHT or entry.ended
-    return TaskSummary(
-        key=task.key,
-        task_id=task.id,
-        state=status.state,
-        attempt=status.attempt,
-        losses=status.losses,
-        priority=task.priority,
-        tenant=task.tenant,
-        ordering_key=task.ordering_key,
-        tags=task.tags,
-        updated_at=status.updated_at,
-        due_at=status.due_at,
-        worker_id=entry.worker if known else None,
-        error=status.error and status.error[:ERROR_CHARACTERS],
-    )
-
-
-def detail_of(entry: Entry) -> TaskDetail:
-    """Return all that an entry says of its task."""
-    return TaskDetail(
-        status=entry.status,
-        task=entry.task,
-        published_at=entry.published_at or None,
-        delivered_at=entry.delivered_at or None,
-        worker_id=entry.worker,
-        history=tuple(entry.history),
-    )
 
 
 def error_of(state: State, reason: str | None, last_failure: Failure | None) -> str | None:

@@ -1,4 +1,4 @@
-"""The capability ``listing``: the tasks of a queue by state, tenant, tag and worker, page by page.
+"""The capability ``listing``: the tasks of a queue by state, tenant, tag, worker and time, page by page.
 
 A store reads the records of a page, and those that a filter skips, of which there is a limit. So a page may have
 fewer tasks than were asked for, even none, and still name a next page.
@@ -50,7 +50,9 @@ class TaskSummary(msgspec.Struct, frozen=True, kw_only=True):
     due_at: float | None = None
     """time at which a scheduled task becomes available; ``None`` in other states"""
     worker_id: str | None = None
-    """the worker of a task in flight, or of one that has ended, if its queue has the setting ``keep_ended``"""
+    """the worker of a task in flight, of a dead letter, or of one that has ended, if its queue has ``keep_ended``"""
+    delivered_at: float | None = None
+    """time of the delivery to this worker; ``None`` if the store does not know it, as in `TaskDetail`"""
     error: str | None = None
     """the first `ERROR_CHARACTERS` characters of the error in the task's `TaskStatus`"""
 
@@ -117,6 +119,8 @@ class Listing(Protocol):
         tenant: str | None = None,
         tag: str | None = None,
         worker: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
         after: str | None = None,
         limit: int = 100,
         newest: bool = False,
@@ -124,7 +128,11 @@ class Listing(Protocol):
         """Return a page of the tasks of a queue that are in a state, or that have a tag.
 
         ``state`` may be ``None`` with a ``tag`` only, and then means all states. ``worker`` is possible for tasks in
-        flight, and for those that have ended, if the queue has the setting ``keep_ended``. ``limit`` is from 1 to 1000.
+        flight, for dead letters, and for tasks that have ended, if the queue has the setting ``keep_ended``.
+        ``since`` and ``until`` are Unix seconds; the list has the tasks whose time is at least ``since`` and before
+        ``until``. They are possible for the states whose order is that of a time: when a task ended, became a dead
+        letter (both are `TaskSummary.updated_at`), or becomes available (`TaskSummary.due_at`), and not with a tag. A
+        store finds the first of these tasks without a look at those before it. ``limit`` is from 1 to 1000.
         ``after`` is the `TaskPage.next` of a page of the same query: the same queue, filters and order.
         Raises `InvalidInput`, which names the argument, for anything else, and for a tag that the setting ``index`` of
         the queue does not name. The list of a queue that was never used is empty.

@@ -12,11 +12,10 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta
 from typing_extensions import Unpack
 
-from taskqueue_core.authoring.entries import detail_of, summary_of
-from taskqueue_core.authoring.listings import Filters, Query, checked_page
+from taskqueue_core.authoring.listings import Filters, Query, checked_page, detail_of, summary_of
 from taskqueue_core.capabilities import Erasure, TaskDetail, TaskPage, TaskSummary
 from taskqueue_core.capabilities.listing import LOOKED_AT
-from taskqueue_core.recordstore.store import AFTER_ALL, Record
+from taskqueue_core.recordstore.store import AFTER_ALL, Record, place_at
 from taskqueue_core.recordstore.tags import links_of
 from taskqueue_core.recordstore.transitions import Transitions
 from taskqueue_core.tasks import State
@@ -54,7 +53,7 @@ class RecordListing:
             more = len(found) > number
             for place, record in found[:number]:
                 looked_at += 1
-                if record is not None and _matches(record, query):
+                if record is not None and query.matches(record):
                     shown.append(summary_of(record))
                     if len(shown) == most:
                         more = more or place != found[-1][0]
@@ -72,9 +71,12 @@ class RecordListing:
         """Return the next records of a list that comes before its filters, each with its place."""
         store, key, newest = self._transitions.store, query.key, query.newest
         start = "" if query.tag is None else links_of(key, query.tag)
-        first, last = start, start + AFTER_ALL
-        if place is not None:
-            first, last = (first, start + place) if newest else (f"{start}{place} ", last)
+        first = start if query.since is None else place_at(query.since)
+        last = start + AFTER_ALL if query.until is None else place_at(query.until)
+        if place is not None and newest:
+            last = min(last, start + place)
+        elif place is not None:
+            first = max(first, f"{start}{place} ")
         if query.tag is not None:
             links = store.links(first, last, number, newest=newest)
             places = [name.removeprefix(start) for name, _ in links]
@@ -109,12 +111,3 @@ class RecordListing:
             left, more = left - number, len(found) > number
             await asyncio.sleep(0)
         return Erasure(tasks=dict(states), more=more)
-
-
-def _matches(record: Record, query: Query) -> bool:
-    return (
-        record.replaced is None
-        and query.state in (None, record.state)
-        and query.tenant in (None, record.task.tenant)
-        and query.worker in (None, record.worker)
-    )

@@ -22,6 +22,11 @@ _IN_LANES = (State.WAITING, State.IN_FLIGHT)
 _HIGHEST_PRIORITY = 9
 
 
+def place_at(time: float) -> str:
+    """Return the text with which places of a time begin, in lists by time."""
+    return f"{time:022.9f}"
+
+
 class Record(Entry, kw_only=True, eq=False):
     """The record of one task, with the fields that look-ups use. msgspec can encode and decode a whole record."""
 
@@ -58,7 +63,9 @@ class Record(Entry, kw_only=True, eq=False):
         place = f"{max(self.seq, self.returned):020}"
         if self.state in _IN_LANES:
             return f"{_HIGHEST_PRIORITY - self.task.priority} {place}"
-        return f"{self.at:020.6f} {place}" if self.state is State.SCHEDULED else place
+        if self.state is State.BLOCKED:
+            return place
+        return f"{place_at(self.at if self.state is State.SCHEDULED else self.updated_at)} {place}"
 
     @property
     def due(self) -> float | None:

@@ -6,7 +6,7 @@
 local q, id, fence, token, reason = queue(ARGV[3]), ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 local error = ARGV[8] == '1' and ARGV[9] or nil
 lift_refusal()
-local r, name, owner = delivery_of(q, id, fence, token)
+local r, name, owner, idle = delivery_of(q, id, fence, token)
 if not r then
   local stream = q.name .. '/' .. ARGV[10]
   if reason == 'corrupt' and holder(stream, fence) == token then -- the entry was written by another program
@@ -23,14 +23,14 @@ if not name then
   save_all()
   return r and settled_before(r, fence, BURY) or 'lost'
 end
-local worker = error and worker_of(q, owner, true) or worker_of(q, owner)
+local worker = worker_of(q, owner, true)
 local body = body_at(name, fence)
 local cold = read_cold(q, id)
 if error then fail(cold, r.attempt, error, ARGV[11], worker) end
 cold.r = reason
 r.handed, r.verb, r.answer, r.settled = r.attempt, BURY, 0, r.fence
 land(q, r)
-bury(q, r, id, body, cold)
+bury(q, r, id, body, cold, worker, idle)
 write_cold(q, id, cold)
 put_down(q, id, r)
 call('HDEL', q.name .. '/a', fence)

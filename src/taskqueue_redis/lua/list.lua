@@ -1,14 +1,16 @@
---@ base queue states record counts streams flow tenants lanes cold kin damage places
+--@ base queue states record counts streams flow tenants lanes cold kin damage places ranks
 -- Lists tasks of a queue that are in one state, or have a tag.
 -- ARGV: key, state or "tag", position after which the page begins ("" for the first page), maximum number of tasks, maximum
 -- number of records to look at, "1" for the reverse order, and what the tasks must have ("" for anything): tenant, tag, number
--- of the state (10 for in flight), worker; then, for tasks in flight of a worker, the tokens of its consumers.
+-- of the state (10 for in flight), worker; for a list by time, the first time and the time before which the last one is; then,
+-- for tasks in flight of a worker, the tokens of its consumers.
 -- Returns the tasks, see `look`; the position after which the next page begins ("" after the last page); and how many
 -- records were looked at.
 -- A position is the name of a section and what its pages begin after. Sections, in the order of their tasks: of waiting
 -- tasks, `zN`, `rN` and `sN` per priority, and `J`; of those in flight a priority; of others the state.
 local q, kind, position, want, budget = queue(ARGV[3]), ARGV[4], ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7])
 local newest, tenant, wanted, state, worker = ARGV[8] == '1', ARGV[9], ARGV[10], tonumber(ARGV[11]), ARGV[12]
+local since, before = tonumber(ARGV[13]), tonumber(ARGV[14])
 local IN_FLIGHT, ERROR = 10, 800 -- ERROR: maximum number of bytes of an error
 local answers, looked, last = {}, 0, ''
 local colds, tagged = call('EXISTS', q.name .. '/x') == 1, call('EXISTS', q.name .. '/I') == 1
@@ -23,42 +25,31 @@ end
 
 -- Adds a task to the answer if it has what is asked for: {id, number of its state, attempt, losses, priority, tenant,
 -- ordering key, time of the last change, due time, worker, reason of a dead letter, last error, its tags with a NUL before
--- each}. `r`: its record; nothing if the task is elsewhere.
-local function look(id, r, due, token)
+-- each, time of the last delivery}. `r`: its record; nothing if the task is elsewhere. `idle`: milliseconds since its delivery.
+local function look(id, r, due, token, idle)
   looked = looked + 1
   if not r then return end
-  local who, is, entity = token and worker_of(token) or '', token and IN_FLIGHT or r.state, r.entity
-  if is_over(r) then who, entity = r.batch, '' end
-  if tenant ~= '' and r.tenant ~= tenant or worker ~= '' and who ~= worker or state and is ~= state then return end
+  local who, is, entity, delivered = token and worker_of(token) or '', token and IN_FLIGHT or r.state, r.entity, ''
+  if idle then delivered = text(now - idle * 1000) end
+  if is_over(r) then
+    who, entity, delivered = r.batch, '', string.match(r.entity, '^[1-9]%d*$') or ''
+  end
+  if tenant ~= '' and r.tenant ~= tenant or state and is ~= state then return end
+  if worker ~= '' and is ~= DEAD and who ~= worker then return end
   local cold = colds and call('HGET', q.name .. '/x', id) and read_cold(q, id) or nil
   local failure, _, own = cold and cold.h[#cold.h] or {}, nil, nil
+  if is == DEAD and cold then
+    local by, since = last_run(cold, r.attempt)
+    who, delivered = by or '', since > 0 and text(since) or ''
+  end
+  if worker ~= '' and who ~= worker then return end
   if tagged then _, own = tags.of(q, id) end
   local error = type(failure[3]) == 'string' and sub(failure[3], 1, ERROR) or ''
   answers[#answers + 1] = {id, is, r.attempt, r.losses, r.priority, r.tenant, entity, text(r.at), due or '', who,
-    cold and cold.r or '', error, own or ''}
+    cold and cold.r or '', error, own or '', delivered}
 end
 
 local function is_full() return #answers >= want or looked >= budget or looked > 0 and bytes >= BYTES end
-
--- Returns whether a member comes before another one; Lua compares texts by the locale.
-local function precedes(one, other)
-  for i = 1, math.min(#one, #other) do
-    local a, b = string.byte(one, i), string.byte(other, i)
-    if a ~= b then return a < b end
-  end
-  return #one < #other
-end
-
--- Returns how many members of a sorted set come before a member, which may have left, and whether it is still there.
-local function rank_of(name, score, member)
-  if tonumber(call('ZSCORE', name, member)) == tonumber(score) then return call('ZRANK', name, member), true end
-  local low, high = call('ZCOUNT', name, '-inf', '(' .. score), call('ZCOUNT', name, '-inf', score)
-  while low < high do
-    local middle = floor((low + high) / 2)
-    if precedes(call('ZRANGE', name, middle, middle)[1], member) then low = middle + 1 else high = middle end
-  end
-  return low, false
-end
 
 -- Returns whether a sound record has another tenant than the list, without the cost of reading all of it.
 local own_tenant = tenant .. '/'
@@ -84,19 +75,35 @@ local function flying(name, first, last_one, n, token)
 end
 
 -- Each of the following functions returns up to `n` items of a section that come after `from`, or before it with `newest`:
--- {position, id, record, due time, token, number of bytes}; and whether these are all.
+-- {position, id, record, due time, token, number of bytes, milliseconds since the delivery, time by which the list is
+-- sorted}; and whether these are all. The items of a list by time begin with those at the time that was asked for.
 
 local function of_set(set, is, place, priority)
   local name = q.name .. set
+  -- Returns the time of a member: when the task is due, or became a dead letter. The score of a dead letter is its sequence
+  -- number, which may be later.
+  local function time_of(score, packed)
+    local r = is == DEAD and read_record(packed)
+    return r and r.state == DEAD and r.at or tonumber(score)
+  end
+  local function rank_at(time)
+    if is ~= DEAD then return call('ZCOUNT', name, '-inf', '(' .. text(time)) end
+    return number_before(time, call('ZCARD', name), function(rank)
+      local member, score = unpack(call('ZRANGE', name, rank, rank, 'WITHSCORES'))
+      return time_of(score, call('HGET', q.name .. '/t', member))
+    end, newest)
+  end
   return function(from, n)
     local first, score, member = 0, string.match(from or '', '^([^:]+):(.*)$')
     if newest then
-      local upto = score and rank_of(name, score, member) or call('ZCARD', name)
+      local upto = score and rank_of(name, score, member) or before and rank_at(before) or call('ZCARD', name)
       first = math.max(0, upto - n)
       n = upto - first
     elseif score then
       local rank, there = rank_of(name, score, member)
       first = there and rank + 1 or rank
+    elseif since then
+      first = rank_at(since)
     end
     local members = n > 0 and call('ZRANGE', name, first, first + n - 1, 'WITHSCORES') or {}
     local ids, items = {}, {}
@@ -106,7 +113,8 @@ local function of_set(set, is, place, priority)
       local j = newest and #ids + 1 - i or i
       local own, at = members[2 * j - 1], members[2 * j]
       items[i] = {at .. ':' .. own, ids[j], record_in(ids[j], records[j], is, place, priority,
-        set == '/d' and sub(own, 1, 17) or at), set == '/d' and at}
+        set == '/d' and sub(own, 1, 17) or at), set == '/d' and at, nil, nil, nil,
+        (since or before) and time_of(at, records[j])}
     end
     return items, newest and first == 0 or not newest and #ids < n
   end
@@ -119,7 +127,7 @@ local function fence_of(id) return string.match(id, '^%d+'), sub(id, -2) ~= '-0'
 local function without(place) return '(' .. place .. (string.find(place, '-', 1, true) and '' or '-0') end
 
 -- Returns an item for an entry of a stream. `packed`: the record of its task.
-local function item_of(fence, fields, packed, place, priority, token)
+local function item_of(fence, fields, packed, place, priority, token, idle)
   local id, size = fields[1], #fields[2]
   if is_of_another(packed) then return {fence, id, nil, false, token, size} end
   local r = read_record(packed)
@@ -128,7 +136,7 @@ local function item_of(fence, fields, packed, place, priority, token)
   elseif not r and (packed or size > 7 and string.byte(fields[2]) < 4) then
     r = built(q, id, WAITING, place, priority, fence, unpack(fields, 2, 4))
   end
-  return {fence, id, r, false, token, size}
+  return {fence, id, r, false, token, size, idle}
 end
 
 local function of_stream(stream, priority)
@@ -210,7 +218,7 @@ end
 local function of_flight(priority)
   return function(from, n)
     local tokens = {}
-    for i = 13, #ARGV do tokens[#tokens + 1] = ARGV[i] end
+    for i = 15, #ARGV do tokens[#tokens + 1] = ARGV[i] end
     if worker ~= '' and #tokens == 0 then return {}, true end
     local each = math.min(n, math.max(1, floor(1000 / math.max(1, #tokens))))
     local entries, limit, all = {}, nil, true -- `limit`: beyond it there may be others that were not read
@@ -226,7 +234,7 @@ local function of_flight(priority)
         end
         for j = 1, #some do
           local fence, foreign = fence_of(some[j][1])
-          some[j] = {tonumber(fence), stream, some[j][2], foreign}
+          some[j] = {tonumber(fence), stream, some[j][2], foreign, some[j][3]}
           entries[#entries + 1] = some[j]
         end
         if not complete then
@@ -242,12 +250,12 @@ local function of_flight(priority)
     end)
     local items = {}
     for i = 1, #entries do
-      local fence, stream, token, foreign = unpack(entries[i])
+      local fence, stream, token, foreign, idle = unpack(entries[i], 1, 5)
       if limit and (newest and fence < limit or not newest and fence > limit) then break end
       if #items == n then return items, false end
       local fields = not foreign and fields_at(stream_of(q, stream, priority), text(fence))
       items[#items + 1] = fields and item_of(text(fence), fields, call('HGET', q.name .. '/t', fields[1]),
-        stream == 's' and FRESH or AGAIN, priority, token) or {text(fence)}
+        stream == 's' and FRESH or AGAIN, priority, token, idle) or {text(fence)}
     end
     return items, all
   end
@@ -255,14 +263,18 @@ end
 
 local function of_ends(is)
   local list = q.name .. LISTS[is]
+  local function time_of(item) return tonumber((string.match(item, '^(%d+):'))) end
+  local function time_at(index) return time_of(call('LINDEX', list, index)) end
   return function(from, n)
     local dropped, first, upto = tonumber(call('HGET', q.name, 'dropped' .. is)) or 0, 0, call('LLEN', list) - 1
     local position_in = from and math.min(tonumber(from), dropped + upto + 1)
     if newest then
+      if not from and before then upto = number_before(before, upto + 1, time_at, newest) - 1 end
       upto = math.min(upto, position_in and position_in - dropped - 1 or upto)
       first = math.max(0, upto - n + 1)
     else
-      first = math.max(0, position_in and position_in - dropped + 1 or 0)
+      if not from and since then first = number_before(since, upto + 1, time_at) end
+      first = math.max(first, position_in and position_in - dropped + 1 or 0)
       upto = first + n - 1
     end
     local found = upto >= first and call('LRANGE', list, first, math.min(upto, first + budget - 1)) or {}
@@ -273,7 +285,7 @@ local function of_ends(is)
       local j = newest and #ids + 1 - i or i
       local r = not is_of_another(records[j]) and read_record(records[j])
       if not r or r.state ~= is or text(r.at) .. ':' .. ids[j] ~= found[j] then r = nil end -- the id was used again
-      items[i] = {text(dropped + first + j - 1), ids[j], r}
+      items[i] = {text(dropped + first + j - 1), ids[j], r, nil, nil, nil, nil, time_of(found[j])}
     end
     return items, newest and first == 0 or not newest and #ids < n
   end
@@ -292,9 +304,11 @@ local function of_tag(from, n)
     local own = sub(members[i], #wanted + 2)
     local seq, id = string.match(own, '^(%d+)%z(.+)$')
     local r = id and tags.of(q, id) == seq and read_record(call('HGET', q.name .. '/t', id)) or nil
-    local on_stream = r and r.state == WAITING and (r.place == FRESH or r.place == AGAIN)
-    items[i] = {own, id, r, r and r.state == SCHEDULED and call('ZSCORE', q.name .. '/d', due_member(r, id)),
-      on_stream and holder(stream_with(q, r), text(r.fence)) or nil}
+    local token, idle
+    if r and r.state == WAITING and (r.place == FRESH or r.place == AGAIN) then
+      token, idle = holder(stream_with(q, r), text(r.fence))
+    end
+    items[i] = {own, id, r, r and r.state == SCHEDULED and call('ZSCORE', q.name .. '/d', due_member(r, id)), token, nil, idle}
   end
   return items, #members < n
 end
@@ -344,9 +358,11 @@ local function walk()
       local n = is_full() and 1 or math.min(at_once, filtered and budget - looked or want - #answers + 1)
       items, all = pages[names[i]](from, n)
       for j = 1, #items do
+        local own, id, r, due, token, size, idle, time = unpack(items[j], 1, 8)
+        local early, late = time and since and time < since, time and before and time >= before
+        if newest and early or late and not newest then return '' end -- so are all others
         if is_full() then return last end
-        local own, id, r, due, token, size = unpack(items[j], 1, 6)
-        look(id, r, due, token)
+        look(id, not early and not late and r, due, token, idle)
         from, bytes = own, bytes + (size or 0)
         if #own <= 420 then last = names[i] .. ' ' .. own end -- a longer one, of another program, is no position
       end

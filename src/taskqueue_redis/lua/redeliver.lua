@@ -10,7 +10,7 @@ lift_refusal()
 for at = 4, #ARGV, 4 do
   if bytes >= BYTES then break end
   local q, id, fence, token = queue(ARGV[at]), ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
-  local r, name, owner = delivery_of(q, id, fence, token)
+  local r, name, owner, idle = delivery_of(q, id, fence, token)
   local answer = 'lost'
   if r then
     if not name then
@@ -20,7 +20,7 @@ for at = 4, #ARGV, 4 do
       local worker = verb == LOST and worker_of(q, owner, true) or worker_of(q, owner)
       local body = body_at(name, fence)
       bytes = bytes + #body
-      local dead = hand_back(q, id, r, name, fence, body, verb == LOST, verb, worker)
+      local dead = hand_back(q, id, r, name, fence, body, verb == LOST, verb, worker, idle)
       answer = dead and 'dead' or 'ok'
     end
   end

@@ -19,12 +19,12 @@ while looked < #ids and bytes < BYTES do
   local id = ids[looked]
   if call('ZSCORE', q.name .. '/dead', id) then
     local r, cold = record_at(q, id, DEAD, PARKED, nil, now), read_cold(q, id)
+    local worker, since = last_run(cold, r.attempt)
     local body, deadline = unearth(q, id, cold)
     bytes = bytes + #(body or '')
     if discard or not body then
       write_cold(q, id, cold)
-      local last = cold.h[#cold.h] or {}
-      finish(q, r, id, DISCARDED, 'discarded', last[5], 0)
+      finish(q, r, id, DISCARDED, 'discarded', worker, since)
       note(q, 'discarded', id, r, 'discarded', nil, nil, cold.r)
     else
       cold.r = nil

@@ -11,6 +11,9 @@ if held then
   worker, since = call('HGET', PARTITION .. ':c:' .. held, 'worker'), text(now - idle * 1000)
 elseif is_over(r) and r.batch ~= '' then
   worker, since = r.batch, r.entity ~= '0' and r.entity
+elseif r.state == DEAD then
+  worker, since = last_run(read_cold(q, id), r.attempt)
+  worker, since = worker or false, since > 0 and text(since)
 end
 if r.place == FRESH or r.place == AGAIN then
   body = body_at(stream_with(q, r), text(r.fence))

@@ -15,24 +15,30 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.frames import WireTask, to_wire_task
 from taskqueue_core.tasks import Failure, State, TaskStatus
+from taskqueue_core.times import RECENT
 from taskqueue_server.auth.access import OBSERVING
 from taskqueue_server.problems import ProblemError
 from taskqueue_server.routing.operations import Operation, Query, RequestContext, answer
-from taskqueue_server.routing.parameters import LIMIT, link
+from taskqueue_server.routing.parameters import LIMIT, link, time_query
 from taskqueue_server.routing.schemas import NAME
 
 _PAGE = 100
+
+_TIME = {"type": "string", "minLength": 1, "maxLength": 50}
 
 
 class TasksOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A page of tasks. If there is a ``next``, pass it as ``after`` for the next page, even if this one is empty.
 
     ``looked_at`` is the number of records that the store read for the page, at most 3,000 if a filter skips many.
+    ``since`` and ``until`` are what the request said, in Unix seconds: pass these with ``next``.
     """
 
     tasks: tuple[TaskSummary, ...]
     next: str | None = None
     looked_at: int
+    since: float | None = None
+    until: float | None = None
 
 
 class TaskFieldsOut(WireTask, frozen=True, kw_only=True, omit_defaults=True):
@@ -118,23 +124,28 @@ async def tasks(call: RequestContext) -> Response:
     """List the tasks of a queue that are in a state, or that have a tag, without payloads and results.
 
     ``state`` or ``tag`` is required. ``tag`` must be one that the queue's setting ``index`` names. ``worker`` needs the
-    state ``in_flight``, or an ended state of a queue with the setting ``keep_ended``. Ended tasks are listed while
+    state ``in_flight`` or ``dead``, or an ended state of a queue with the setting ``keep_ended``. ``since`` and
+    ``until`` need the state ``scheduled`` or ``dead`` or an ended state, and no tag. Ended tasks are listed while
     their records are stored. Repeat the request with ``next`` as ``after``, and the same filters and order, until the
     response has no ``next``; a page may be short or empty although more pages follow.
     """
     key, query = call.name("key"), call.request.query_params
+    times = {name: time_query(call, name) for name in ("since", "until")}
     page = await listing_of(call.context.backend).tasks(
         key,
         state=_state(query.get("state")),
         tenant=call.query_name("tenant"),
         tag=call.text("tag"),
         worker=call.query_name("worker"),
+        since=times["since"],
+        until=times["until"],
         after=query.get("after"),
         limit=call.number("limit", _PAGE, LIMITS.batch),
         newest=call.flag("newest"),
     )
-    shown = TasksOut(tasks=page.tasks, next=page.next, looked_at=page.looked_at)
-    return answer(shown, headers=link(call, page.next))
+    shown = TasksOut(tasks=page.tasks, next=page.next, looked_at=page.looked_at, **times)
+    exact = {name: f"{time:.9f}" for name, time in times.items() if time is not None}
+    return answer(shown, headers=link(call, page.next, **exact))
 
 
 async def erase(call: RequestContext) -> Response:
@@ -197,6 +208,13 @@ OPERATIONS = (
                 example="user:42",
             ),
             Query("worker", NAME, "only tasks of this worker", example="worker-1"),
+            Query(
+                "since",
+                _TIME,
+                f"only tasks that ended, became dead letters or become available at this time or later: {RECENT}",
+                example="-1h",
+            ),
+            Query("until", _TIME, "only tasks of which this was before this time"),
             LIMIT,
             Query(
                 "after",

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
+from taskqueue_core.times import parse_time
 from taskqueue_server.problems import ProblemError
 from taskqueue_server.routing.operations import Query, RequestContext
 from taskqueue_server.routing.schemas import NAME
@@ -73,16 +74,25 @@ def page_of(call: RequestContext, names: Iterable[str]) -> tuple[list[str], str 
     return rest[:limit], rest[limit - 1] if len(rest) > limit else None
 
 
+def time_query(call: RequestContext, name: str) -> float | None:
+    """Return a time from the query in Unix seconds, or ``None`` if it is absent. Raises `InvalidInput`."""
+    text = call.request.query_params.get(name)
+    return None if text is None else parse_time(name, text, call.context.backend.now())
+
+
 def page_query(call: RequestContext) -> tuple[int, str | None]:
     """Return the page size, and the name after which the page starts, if one is given. Raises `InvalidInput`."""
     return call.number("limit", _PAGE, LIMITS.batch), call.query_name("after")
 
 
-def link(call: RequestContext, following: str | None) -> dict[str, str]:
-    """Return a ``Link`` header with the URL of the page after ``following``; no header if ``following`` is ``None``."""
+def link(call: RequestContext, following: str | None, **exact: object) -> dict[str, str]:
+    """Return a ``Link`` header with the URL of the page after ``following``; no header if ``following`` is ``None``.
+
+    ``exact`` are parameters whose text in the request means something else the next time, with what it meant.
+    """
     if following is None:
         return {}
     others = {name: text for name, text in call.request.query_params.items() if name != "after"}
-    query = urlencode({**others, "after": following})
+    query = urlencode({**others, **exact, "after": following})
     path = call.request.scope["raw_path"].decode("ascii", "replace")
     return {"link": f'<{path}?{query}>; rel="next"'}

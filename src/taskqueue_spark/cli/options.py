@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
+import time
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,9 +13,7 @@ import typer
 
 from taskqueue_cli.output import AsJson
 from taskqueue_core.errors import ConfigurationError, InvalidInput
-
-_AGO = re.compile(r"([0-9]{1,7})([smhd])")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+from taskqueue_core.times import RECENT, parse_moment
 
 
 def option(metavar: str, text: str, *names: str, panel: str | None = None) -> Any:
@@ -112,10 +110,7 @@ class PipelineOptions(EngineOptions):
     ] = None
     since: Annotated[
         str | None,
-        option(
-            "TIME",
-            "Start time, for example 2026-11-30T12:00 (UTC by default), or how long ago it was: 90m, 12h or 7d.",
-        ),
+        option("TIME", f"Start time: {RECENT}."),
     ] = None
     until: Annotated[str | None, option("TIME", "End time, in the same form as --since.")] = None
     keys: Annotated[
@@ -142,18 +137,4 @@ class PipelineOptions(EngineOptions):
 
 
 def _parse_time(field: str, text: str | None) -> datetime | None:
-    if text is None:
-        return None
-    if ago := _AGO.fullmatch(text):
-        try:
-            return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
-        except OverflowError:
-            return datetime.min.replace(tzinfo=UTC)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        allowed = "a time, such as 2026-11-30T12:00Z, or how long ago it was, such as 90m or 7d"
-        raise InvalidInput(
-            field, f"text of length {len(text)} that is not a time", allowed
-        ) from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return None if text is None else parse_moment(field, text, time.time())

@@ -1,6 +1,6 @@
--- Fields that few tasks have: history (h), retry tokens (k), the reason (r) and the deadline (d) of a dead letter, and
--- the time that a reschedule gave the task, after the sequence of the entry that it is for (t). They are packed in one
--- value per task.
+-- Fields that few tasks have: history (h), retry tokens (k), of a dead letter the reason (r), the deadline (d), the worker (w)
+-- and the time of the last delivery (s), and the time that a reschedule gave the task, after the sequence of the entry that it is
+-- for (t). They are packed in one value per task.
 -- The lists of ended tasks, the oldest first, by the numbers of their states: done, expired, cancelled, discarded, replaced.
 local LISTS = {[3] = '/l', [5] = '/l:expired', [6] = '/l:cancelled', [7] = '/l:discarded', [8] = '/l:replaced'}
 local HISTORY = 20
@@ -15,6 +15,14 @@ local function read_cold(q, id)
     redis.pcall('HINCRBY', META, 'anomalies', 1) -- the script itself perhaps only reads
   end
   return {h = {}, k = {}}
+end
+
+-- Returns the worker whose delivery made a task a dead letter, and the time of that delivery. An earlier version stored only
+-- failures.
+local function last_run(cold, attempt)
+  local last = cold.h[#cold.h] or {}
+  local who = cold.w or last[1] == attempt and last[5]
+  return type(who) == 'string' and who ~= '' and who or nil, tonumber(cold.s) or 0
 end
 
 local function write_cold(q, id, cold) call('HSET', q.name .. '/x', id, cmsgpack.pack(cold)) end

@@ -113,7 +113,10 @@ local function forget_rest(q, id)
   end
 end
 
-local function bury(q, r, id, body, cold)
+-- Makes a task a dead letter. `worker` and `idle`: of the delivery that ended so, if there was one, and the milliseconds since
+-- then. The caller writes the cold fields.
+local function bury(q, r, id, body, cold, worker, idle)
+  cold.w, cold.s = worker or '', idle and now - idle * 1000
   local deadline = call('ZSCORE', q.name .. '/e', id)
   if deadline then
     cold.d = deadline

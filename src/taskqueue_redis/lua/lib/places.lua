@@ -49,7 +49,7 @@ local function unearth(q, id, cold)
   call('HDEL', q.name .. '/b', id)
   call('ZREM', q.name .. '/dead', id)
   add(q, 'dead', -1)
-  cold.d = nil
+  cold.d, cold.w, cold.s = nil, nil, nil
   return body, deadline
 end
 

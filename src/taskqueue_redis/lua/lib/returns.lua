@@ -14,8 +14,9 @@ local function count_return(q, lost)
   if lost then q.losses = q.losses + 1 end
 end
 
--- `verb` is set if the owner settles with its receipt. It is stored, so that the call can be repeated.
-local function hand_back(q, id, r, name, fence, body, lost, verb, worker)
+-- `verb` is set if the owner settles with its receipt. It is stored, so that the call can be repeated. `idle`: the milliseconds
+-- since the delivery.
+local function hand_back(q, id, r, name, fence, body, lost, verb, worker, idle)
   drop_entry(q, name, fence)
   add(q, 'in_flight', -1)
   count_return(q, lost)
@@ -32,7 +33,7 @@ local function hand_back(q, id, r, name, fence, body, lost, verb, worker)
     if dead then
       cold.r = 'max_losses_exceeded'
       if verb then r.answer = 1 end
-      bury(q, r, id, body, cold)
+      bury(q, r, id, body, cold, worker, idle)
     end
     write_cold(q, id, cold)
   end
@@ -62,7 +63,7 @@ local function take_back(token, lost, budget)
       local r = id and record_of_entry(q, id, fence)
       if q.extras then call('HDEL', q.name .. '/a', fence) end
       if r then
-        hand_back(q, id, r, name, fence, fields[2], lost, nil, worker)
+        hand_back(q, id, r, name, fence, fields[2], lost, nil, worker, pending[j][3])
         bytes = bytes + #fields[2]
       else
         drop_entry(q, name, fence)

@@ -30,11 +30,12 @@ local function end_hung(budget)
       if budget <= 0 or bytes >= BYTES then break end
       local name, fence = q.name .. '/' .. sub(hung[j], 1, 2), sub(hung[j], 3)
       local known = string.find(hung[j], '^[sr]%d%d+$') -- not written by another program
-      local fields, owner = known and fields_at(name, fence), known and holder(name, fence)
+      local fields, owner, idle = known and fields_at(name, fence), nil, nil
+      if known then owner, idle = holder(name, fence) end
       local r = fields and owner and record_of_entry(q, fields[1], fence)
       if r then
         call('HDEL', q.name .. '/a', fence)
-        hand_back(q, fields[1], r, name, fence, fields[2], true, nil, worker_of(q, owner, true))
+        hand_back(q, fields[1], r, name, fence, fields[2], true, nil, worker_of(q, owner, true), idle)
         revoke(owner, q, fence)
         ended, bytes = ended + 1, bytes + #fields[2]
       end
