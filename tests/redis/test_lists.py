@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import product
 from typing import Any
@@ -296,3 +297,21 @@ async def test_foreign_members_of_a_lane(backend: RedisBackend, redis_server: Re
     for newest in (False, True):
         order = ["b", "a"] if newest else ["a", "b"]
         assert await found(backend, state=State.WAITING, tenant="acme", newest=newest) == order
+
+
+async def test_the_times_of_a_task(backend: RedisBackend) -> None:
+    """U18: the detail has the time of the publish and of the last delivery, also after the end, and no others."""
+    await backend.control.configure(KEY, QueueSettings(keep_ended=60))
+    await publish(backend, "t")
+    found = await backend.listing.task(KEY, "t")
+    assert found is not None
+    assert found.published_at == pytest.approx(backend.now(), abs=5)
+    assert found.delivered_at is None
+    async with backend.subscribe([KEY], "w") as consumer:
+        (delivery,) = await take(consumer, 1)
+        await asyncio.sleep(0.3)
+        for _ in range(2):  # in flight, and after the end
+            found = await backend.listing.task(KEY, "t")
+            assert found is not None
+            assert found.delivered_at == pytest.approx(delivery.delivered_at, abs=0.1)
+            await consumer.ack(delivery)

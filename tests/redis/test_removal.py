@@ -315,6 +315,22 @@ async def test_retry_tokens_are_bounded(
     assert status.state is State.SCHEDULED
 
 
+@pytest.mark.parametrize("settings", [{"dedupe_window": 8}, {"dedupe_window": 1, "keep_ended": 8}])
+async def test_ended_tasks_go_at_their_time(
+    backend: RedisBackend, clock: ManualClock, stored: Stored, settings: dict[str, float]
+) -> None:
+    """Law 7: an ended task goes at the end of the window, or of `keep_ended`; then no queue waits for maintenance."""
+    await backend.control.configure(KEY, QueueSettings.model_validate(settings))
+    await publish(backend, "t")
+    async with backend.subscribe([KEY], "w") as consumer:
+        await consumer.ack(*await take(consumer, 1))
+    await clock.advance(7)
+    assert (await backend.control.maintain()).forgotten == 0
+    await clock.advance(1)
+    assert (await backend.control.maintain()).forgotten == 1
+    assert stored.keys(":forget") == set()
+
+
 async def test_nothing_of_an_erased_task_is_left(
     backend: RedisBackend, clock: ManualClock, stored: Stored
 ) -> None:

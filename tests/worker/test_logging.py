@@ -199,7 +199,10 @@ _ENDS: dict[str, tuple[str, Any]] = {
     "raised": (r"was rejected: bad_address \(hunter2\)", DeadLetterFrame),
     "returned": (r"was rejected: bad_address \(hunter2\)", DeadLetterFrame),
     "rule": (r"was rejected: bad_address \(KeyError: 'hunter2'\)", DeadLetterFrame),
-    "result": (r"was rejected: invalid_result \(result: got NaN or an infinity.*\)", DeadLetterFrame),
+    "result": (
+        r"was rejected: invalid_result \(result: got NaN or an infinity.*\)",
+        DeadLetterFrame,
+    ),
     "payload": (r"was rejected: invalid_payload \(payload should be .*\)", DeadLetterFrame),
     "batch": (r"was rejected: bad_address \(hunter2\)", DeadLetterFrame),
     "snooze": (r"is put off by 5 s", RetryFrame),

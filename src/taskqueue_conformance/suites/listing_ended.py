@@ -150,6 +150,23 @@ class ListingEndedSuite(Harness, needs=(Capability.LISTING,)):
         await shows(bench, ["t3", "t4"], State.DONE, limit=1)
         await bench.expect(done=5)
 
+    @needs(Capability.CONTROL)
+    async def test_the_most_kept_tasks_of_one_time(self, bench: Bench) -> None:
+        """Of tasks that ended together, those beyond ``keep_ended_most`` go when their results expire (U18)."""
+        await bench.configure(
+            dedupe_window=bench.short,
+            result_ttl=3 * bench.short,
+            keep_ended=_DAY,
+            keep_ended_most=1,
+        )
+        subscription, *running = await bench.all_running("t0", "t1", "t2")
+        await subscription.ack(*running, results=[b"1"] * 3)
+        await _forget(bench)
+        await _forget(bench)
+        first, second, last = await bench.control.statuses(KEY, "t0", "t1", "t2")
+        assert (first, second) == (None, None)
+        assert last is not None
+
     @needs("atomic_retry")
     async def test_what_is_known_of_a_task(self, bench: Bench) -> None:
         """The detail of a task has its contents, its times, its worker and its failures (U18)."""
