@@ -16,6 +16,7 @@ from taskqueue_core.capabilities import NewEvent, QueueSettings
 from taskqueue_core.consumer.event_queue import EventQueue
 from taskqueue_core.consumer.outage import OutageRetry
 from taskqueue_core.errors import InvalidInput
+from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.frames import (
     AckFrame,
     Deliver,
@@ -237,20 +238,44 @@ def test_events_of_a_session() -> None:
 
 
 def test_events_travel_together() -> None:
-    """U19: events that a task streams before the server has confirmed earlier ones are sent together after that."""
+    """U19: a worker sends events while the server stores those before, and others together after that."""
     session = ready()
     session.features = frozenset({Feature.EVENTS})
     get(session, deliver_of(work(receipt="r1"), work(receipt="r2")))
-    for receipt, value in (("r1", b"1"), ("r1", b"2"), ("r2", b"3")):
-        session.stream(receipt, value, "data")
-        assert streamed(sent(session)) == ([("r1", 1, [b"1"])] if value == b"1" else [])
-    get(session, StoredFrame(numbers={"r1": 1}))
+    session.stream("r1", b"1", "data")
+    assert streamed(sent(session)) == [("r1", 1, [b"1"])]
+    session.stream("r1", b"2", "data")
+    session.stream("r2", b"3", "data")
     assert streamed(sent(session)) == [("r1", 2, [b"2"]), ("r2", 1, [b"3"])]
-    session.stream("r2", b"4", "data")
+    for value in (b"4", b"5"):
+        session.stream("r1", value, "data")
+        assert streamed(sent(session)) == []
+    get(session, StoredFrame(numbers={"r1": 1}))
+    assert streamed(sent(session)) == [("r1", 3, [b"4", b"5"])]
+    session.stream("r2", b"6", "data")
+    get(session, StoredFrame(numbers={"r1": 2}))
+    assert streamed(sent(session)) == []
     get(session, SettledFrame(lease_lost=["r1"]))
     assert streamed(sent(session)) == []
     get(session, StoredFrame(numbers={"r2": 1}))
-    assert streamed(sent(session)) == [("r2", 2, [b"4"])]
+    assert streamed(sent(session)) == [("r2", 2, [b"6"])]
+
+
+def test_a_lease_is_lost_between_two_frames() -> None:
+    """U19, fault A4: what the server sends while a worker writes many events does not stop the other events."""
+    session = ready()
+    session.features = frozenset({Feature.EVENTS})
+    get(session, deliver_of(work(receipt="r1"), work(receipt="r2"), work(receipt="r3")))
+    for number in range(LIMITS.batch):
+        for receipt in ("r1", "r2"):
+            session.stream(receipt, b"%d" % number, "data")
+    outgoing = session.outgoing()
+    next(outgoing)
+    get(session, SettledFrame(lease_lost=["r1", "r2"]))
+    assert len(list(outgoing)) > 0
+    session.stream("r3", b"1", "data")
+    assert streamed(sent(session)) == [("r3", 1, [b"1"])]
+    assert not session._events.in_flight
 
 
 def test_events_for_an_older_server() -> None:
@@ -269,7 +294,7 @@ def test_events_of_all_deliveries() -> None:
     events, value = OutgoingEvents(), b'"' + b"x" * 60_000 + b'"'
     for number in range(20 * MOST_IN_ALL // len(value)):
         events.add(f"r{number % 400}", value, "data")
-    kept = streamed(list(events.frames()))
+    kept = streamed(events.frames())
     assert {receipt for receipt, _, _ in kept} == {f"r{number}" for number in range(400)}
     size = sum(len(each) for _, _, values in kept for each in values)
     assert size <= max(MOST_IN_ALL + len(value), 400 * len(value))

@@ -274,8 +274,8 @@ class ClientSession:
     def stream(self, receipt: str, value: bytes, channel: str) -> None:
         """Keep an event of a running delivery until the server confirms it; drop it if the server takes none.
 
-        `outgoing` yields new events together, once the server has confirmed those that were sent before. An outcome is
-        preceded by all events in any case.
+        `outgoing` yields new events together, once the server has confirmed those that were sent before the last ones.
+        An outcome is preceded by all events in any case.
         """
         if receipt in self._held and frames.Feature.EVENTS in self.features:
             self._events.add(receipt, value, channel)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -50,6 +50,8 @@ class OutgoingEvents:
         self._size = 0
         self._sent = 0
         """number of unconfirmed events that were sent on this connection"""
+        self._newest = 0
+        """number of the events that `frames` has returned last"""
 
     def __bool__(self) -> bool:
         return bool(self._streams)
@@ -61,8 +63,11 @@ class OutgoingEvents:
 
     @property
     def in_flight(self) -> bool:
-        """Whether the server has yet to confirm events that were sent on this connection."""
-        return self._sent > 0
+        """Whether the server has yet to confirm events that were sent before the last ones.
+
+        So the server reads the next events while the store takes the last ones, and the others travel together.
+        """
+        return self._sent > self._newest
 
     def add(self, receipt: str, value: bytes, channel: str) -> None:
         """Add an event of a delivery. If too many are unconfirmed, the oldest of them are left out."""
@@ -85,12 +90,12 @@ class OutgoingEvents:
         else:
             stream.callbacks.append(callback)
 
-    def frames(self) -> Iterator[EventFrame]:
-        """Yield frames with all events that were not sent on this connection."""
+    def frames(self) -> list[EventFrame]:
+        """Return frames with all events that were not sent on this connection."""
+        frames: list[EventFrame] = []
         streams: list[WireEvents] = []
-        size = count = 0
-        unsent, self._unsent = self._unsent, {}
-        for receipt in unsent:
+        size = count = self._newest = 0
+        for receipt in self._unsent:
             stream = self._streams[receipt]
             while stream.sent < len(stream.events):
                 first, events = stream.first + stream.sent, list[WireEvent]()
@@ -100,13 +105,16 @@ class OutgoingEvents:
                     if size >= _FRAME_BYTES or count >= LIMITS.batch:
                         break
                 stream.sent += len(events)
-                self._sent += len(events)
+                self._newest += len(events)
                 streams.append(WireEvents(receipt=receipt, first=first, events=events))
                 if size >= _FRAME_BYTES or count >= LIMITS.batch:
-                    yield EventFrame(streams=streams)
+                    frames.append(EventFrame(streams=streams))
                     streams, size, count = [], 0, 0
+        self._sent += self._newest
+        self._unsent = {}
         if streams:
-            yield EventFrame(streams=streams)
+            frames.append(EventFrame(streams=streams))
+        return frames
 
     def confirm(self, numbers: Mapping[str, int]) -> None:
         """Note that the server has stored the events of deliveries up to these numbers."""
