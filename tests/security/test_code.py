@@ -19,6 +19,7 @@ IMPORTERS = {
     "taskqueue_conformance/plugin.py": "a module of the kit, by a fixed name",
     "taskqueue_cli/app.py": "its own commands, by a fixed table",
     "taskqueue_cli/demo_frame/processes.py": "the demo's own programs",
+    "taskqueue_core/__init__.py": "its own modules, by a fixed table",
     "taskqueue_core/loading.py": "the backend that the operator names",
     "taskqueue_worker/__init__.py": "its own modules, by a fixed table",
     "taskqueue_worker/child.py": "the application's modules that its parent process has imported",
