@@ -96,6 +96,24 @@ async def test_keys_are_held_across_a_change_of_shards() -> None:
     assert await offer(backend, *replacing) == [(REPLACED, holder) for holder in holders]
 
 
+async def test_an_id_counts_before_a_key() -> None:
+    """A16, A20, U12: a task with a known id gets the answer of its id, though a task elsewhere holds its key."""
+    sharded = ShardedBackend(MemoryBackend(clock=LoopClock()))
+    await shard(sharded, 4)
+    async with pair() as two:
+        for backend in (two.both, sharded):
+            await offer(backend, task("holder", "k"))
+            await (start(backend) if backend is two.both else shard(backend, 1))
+            await offer(backend, task("t1", "v"))
+            again = Task(key=KEY, id="t1", unique=UniqueKey(key="k", on_conflict="replace"))
+            assert await offer(backend, again) == [(Published.CONFLICT, None)]
+            subscription = backend.subscribe([KEY], "w")
+            for name in ("holder", "t1"):
+                (delivery,) = await take(subscription, 1)
+                assert delivery.task.value() == name
+                await subscription.ack(delivery)
+
+
 async def test_keys_are_held_across_a_migration() -> None:
     """A20, U12: while tasks are on both sides, a key is held on one of them, in both directions."""
     async with pair() as two:

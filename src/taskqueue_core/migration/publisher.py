@@ -32,7 +32,9 @@ class MigratingPublisher(JointPublisher):
         remaining = [index for index in indexes if sides[tasks[index].key] is None]
         for number in (OLD, NEW):
             group = [index for index in indexes if sides[tasks[index].key] == number]
-            known = await self._keyed(1 - number, tasks, group)
+            keyed = await self._keyed(1 - number, tasks, group)
+            here = await self._known(number, tasks, list(keyed))  # these get the answer of their id
+            known = {index: part for index, part in keyed.items() if index not in here}
             known |= await self._known(1 - number, tasks, group)
             elsewhere = await self._send(tasks, known, answers)
             fresh = [index for index in group if index not in known or index in elsewhere]

@@ -65,7 +65,17 @@ class ShardedPublisher(JointPublisher):
 
         The shards there are closed, so they refuse a task whose key no task of theirs holds.
         """
-        unique = by_key(tasks, [index for index in indexes if tasks[index].unique is not None])
+        asked = [
+            index
+            for index in indexes
+            if tasks[index].unique is not None
+            and len(self._generations.known(tasks[index].key)) > 1
+        ]
+        newest: dict[str, list[int]] = {}
+        for index in asked:
+            newest.setdefault((await self._open_part(tasks[index])).key, []).append(index)
+        known = await self._with_known_ids(tasks, newest)  # these get the answer of their id there
+        unique = by_key(tasks, [index for index in asked if index not in known])
         chains = {key: self._generations.known(key)[:-1] for key in unique}
         for number in range(max(map(len, chains.values()), default=0)):
             targets: dict[int, QueuePart] = {}
@@ -76,7 +86,10 @@ class ShardedPublisher(JointPublisher):
             refused = await self._send(tasks, targets, answers)
             answered = targets.keys() - set(refused)
             indexes = [index for index in indexes if index not in answered]
-            unique = by_key(tasks, [index for index in indexes if tasks[index].unique is not None])
+            unique = {
+                key: [index for index in those if index not in answered]
+                for key, those in unique.items()
+            }
         return indexes
 
     async def _known(self, tasks: Sequence[Task], indexes: list[int]) -> dict[int, QueuePart]:
@@ -91,8 +104,12 @@ class ShardedPublisher(JointPublisher):
                     # Close the shard of the previous generation, so that no two shards accept the same id.
                     if generation is older[-1]:
                         await self._generations.demand_closed(name, last)
-        if not requested:
-            return {}
+        return await self._with_known_ids(tasks, requested)
+
+    async def _with_known_ids(
+        self, tasks: Sequence[Task], requested: dict[str, list[int]]
+    ) -> dict[int, QueuePart]:
+        """Return the indexes of the tasks whose ids a shard knows, with that shard. ``requested``: them, by shard."""
         control = self._composite.members[0].control
         results = await gather_all(
             control.statuses(name, *(tasks[index].id for index in batch))
