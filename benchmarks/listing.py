@@ -162,6 +162,15 @@ async def _rows(client: httpx2.AsyncClient) -> list[tuple[str, str]]:
                 url = f"/v1/queues/{_BIG}/tasks?{query}&limit=100{cursors[number]}"
                 rows.append((f"{query}, {place} page", url))
         rows.append((f"{query}, newest", f"/v1/queues/{_BIG}/tasks?{query}&limit=100&newest=true"))
+    for query in ("state=done", "state=dead"):
+        cursors = await _pages(client, query)
+        middle = f"/v1/queues/{_BIG}/tasks?{query}&limit=1{cursors[len(cursors) // 2]}"
+        at = (await client.get(middle)).json()["tasks"][0]["updated_at"]
+        url = f"/v1/queues/{_BIG}/tasks?{query}&worker=worker-1&limit=100"
+        rows.append((f"{query} of a worker, since the middle", f"{url}&since={at:.6f}"))
+        rows.append(
+            (f"{query} of a worker, newest until then", f"{url}&newest=true&until={at:.6f}")
+        )
     rows.append(("1,000 waiting", f"/v1/queues/{_BIG}/tasks?state=waiting&limit=1000"))
     rows.append(("detail of a task", f"/v1/tasks/{_BIG}/dead0000001?detail=true"))
     pages = {

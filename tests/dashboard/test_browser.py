@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from axe_playwright_python.async_playwright import Axe
@@ -175,6 +177,32 @@ async def test_a_filtered_list_reads_on(browser: Browser, monkeypatch: pytest.Mo
             await expect(page.locator("#more")).to_contain_text("50 shown, 51 read")
 
 
+async def test_a_list_by_time(browser: Browser) -> None:
+    """U20: the times and the worker of a list are chosen with the keyboard alone, in a window of 360 pixels as well."""
+    async with running() as it:
+        await bury(it, "dead-1")
+        window: dict[str, Any] = {"viewport": {"width": 360, "height": 700}, "locale": "en-US"}
+        async with looking(browser, it, "/queues/k/tasks?state=dead", **window) as page:
+            await page.get_by_label("Worker").focus()
+            await page.keyboard.type("worker-1")
+            for name, year in (("since", 2025), ("until", 2100)):
+                while await page.evaluate("document.activeElement.id") != name:
+                    await page.keyboard.press(
+                        "Tab"
+                    )  # a field of a time has a stop for each of its parts
+                await page.keyboard.type(f"0102{year}")
+                await page.keyboard.press("ArrowRight")
+                await page.keyboard.type("020500PM")
+            await page.keyboard.press("Enter")
+            await page.wait_for_url("**since=2025-01-02T14%3A05*until=2100-01-02T14%3A05*")
+            await expect(page.locator("tr[data-task]")).to_have_count(1)
+            await expect(page.get_by_label("From (UTC)")).to_have_value("2025-01-02T14:05")
+            assert await page.evaluate("document.documentElement.scrollWidth") <= 360
+            await page.get_by_label("Until (UTC)").fill("2025-06-01T00:00")
+            await page.keyboard.press("Enter")
+            await expect(page.locator("#tasks")).to_contain_text("No such task")
+
+
 async def test_widths_and_themes(browser: Browser) -> None:
     """No page is wider than the window, numbers do not overlap, and the chosen theme is kept."""
     async with running() as it:
@@ -225,6 +253,7 @@ async def test_accessibility(browser: Browser) -> None:
         pages = (
             "/", "/?search=nothing", "/workers", "/schedules", "/schedules/sweep", "/queues/k", "/queues/k/dead",
             "/queues/k/tasks", "/queues/k/tasks?state=blocked", "/queues/k/tasks?tag=user:42", "/tasks/k/dead-1",
+            "/queues/k/tasks?state=dead&worker=worker-1&since=-1h",
             "/tasks/k/later", "/audit", "/find?q=nothing", "/login", "/queues/~",
         )  # fmt: skip
         for theme in ("light", "dark"):

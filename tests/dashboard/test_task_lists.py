@@ -69,6 +69,45 @@ async def test_pages_and_filters(it: Running, client: httpx2.AsyncClient) -> Non
         assert (refused.status_code, words in refused.text) == (422, True), query
 
 
+async def test_what_a_worker_ran_at_a_time(it: Running, client: httpx2.AsyncClient) -> None:
+    """U18, U20: tasks that ended, or died, are shown by worker and time; a relative time is the same on all pages."""
+    await it.context.control.configure("k", QueueSettings(keep_ended=3600))
+    ids = [f"t{n:02}" for n in range(60)]
+    await bury(it, "dead")
+    await it.publish(*ids)
+    async with it.backend.subscribe(["k"], "w3") as subscription:
+        for delivery in (await subscription.receive(60, 1)).deliveries:
+            await subscription.ack(delivery)
+    first = (await client.get(f"{LIST}?state=done&worker=w3&since=-1h")).text
+    (following,) = re.findall(r'href="(\?[^"]+)" rel="next"', first)
+    second = (await client.get(LIST + following.replace("&amp;", "&"))).text
+    assert rows(first) + rows(second) == ids
+    (since,) = re.findall(r'name="since" type="datetime-local" step="1" value="([^"]+)"', first)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", since)
+    assert ">Started<" in first
+    assert "UTC</td><td>w3</td>" in re.sub(r"\n *", "", first)
+    for query, shown in (
+        ("state=done&worker=w4", 0),
+        ("state=done&until=-1h", 0),
+        (f"state=dead&worker=worker-1&since={since}", 1),
+        ("state=dead&worker=w3", 0),
+        (
+            "state=waiting&since=-1h",
+            0,
+        ),  # this list has no times, and its form has no fields for them
+    ):
+        page = await client.get(f"{LIST}?{query}")
+        assert (page.status_code, len(rows(page.text))) == (200, shown), query
+    for query in ("since=soon", "since=9999-12-31T23:59-14:00", "since=1h&until=2h"):
+        refused = await client.get(f"{LIST}?state=done&{query}")
+        assert (refused.status_code, 'class="error"' in refused.text) == (422, True), query
+    form = {"action": "discard", "state": "dead", "what": "all"}
+    nothing = await post(client, LIST, **form, until=since)
+    assert "no task was selected" in await followed(client, nothing)
+    preview = (await post(client, LIST, **form, since=since)).text
+    assert f'name="since" value="{since}"' in preview
+
+
 async def test_actions_are_previewed(it: Running, client: httpx2.AsyncClient) -> None:
     """U20, U21: an action on several tasks says how many it changes, changes these once confirmed, and is recorded."""
     ids = [f"t{n}" for n in range(4)]

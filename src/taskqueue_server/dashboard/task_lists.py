@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from functools import partial
 from typing import NamedTuple
 from urllib.parse import urlencode
 
 from starlette.responses import Response
 
-from taskqueue_core.authoring.listings import ENDED, Query, tag_name
+from taskqueue_core.authoring.listings import BY_TIME, ENDED, Query, tag_name
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import TaskPage, TaskSummary, count_tagged, has, listing_of
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.tasks import State
+from taskqueue_core.times import parse_time
 from taskqueue_server.context.server import read_each
 from taskqueue_server.dashboard.pages import path, render, see_other
 from taskqueue_server.dashboard.settings_form import Form, read_form
@@ -45,25 +47,42 @@ _NOTICES = {
     "redrive": "redriven",
     "discard": "discarded",
 }
-_FIELDS = ("state", "tag", "tenant", "worker", "newest")
 
 
 class TaskFilter(NamedTuple):
-    """What a list shows, as in the query of its page. Empty texts select nothing."""
+    """What a list shows, as in the query of its page. Empty texts select nothing.
+
+    ``since`` and ``until`` are times as a field of a form has them: in UTC, without a time zone, to the second.
+    """
 
     state: str = ""
     tag: str = ""
     tenant: str = ""
     worker: str = ""
     newest: str = ""
+    since: str = ""
+    until: str = ""
 
     @classmethod
     def of(cls, call: RequestContext, form: Form | None = None) -> TaskFilter:
-        """Return the filter in the query of a page, or in its form; waiting tasks by default."""
+        """Return the filter in the query of a page, or in its form; waiting tasks by default.
+
+        Times are left out where the form has no fields for them. A time that is relative gets one meaning here.
+        """
         query = call.request.query_params
-        given = [(form.text(name) if form else query.get(name, "")).strip() for name in _FIELDS]
+        given = [(form.text(name) if form else query.get(name, "")).strip() for name in cls._fields]
         chosen = cls(*given)
-        return chosen if chosen.state or chosen.tag else chosen._replace(state=State.WAITING.value)
+        if not chosen.state and not chosen.tag:
+            chosen = chosen._replace(state=State.WAITING.value)
+        if not chosen.by_time:
+            return chosen._replace(since="", until="")
+        now = call.context.backend.now()
+        return chosen._replace(since=_moment(chosen.since, now), until=_moment(chosen.until, now))
+
+    @property
+    def by_time(self) -> bool:
+        """Whether times may limit the list."""
+        return self.state in BY_TIME and not self.tag
 
     @property
     def query(self) -> str:
@@ -81,12 +100,15 @@ class TaskFilter(NamedTuple):
             state = State(self.state) if self.state else None
         except ValueError:
             raise InvalidInput("state", "an unknown state", f"one of: {', '.join(State)}") from None
+        now = call.context.backend.now()
         return await listing_of(call.context.backend).tasks(
             key,
             state=state,
             tag=self.tag or None,
             tenant=self.tenant or None,
             worker=self.worker or None,
+            since=parse_time("since", self.since, now) if self.since else None,
+            until=parse_time("until", self.until, now) if self.until else None,
             after=after,
             limit=limit,
             newest=bool(self.newest),
@@ -228,6 +250,14 @@ async def _page(call: RequestContext, key: str, chosen: TaskFilter) -> Response:
         reverse=chosen._replace(newest="" if chosen.newest else "true").query,
         following=following,
     )
+
+
+def _moment(text: str, now: float) -> str:
+    """Return a time as a field of a form has it; the text itself if it is no time, which is then refused."""
+    try:
+        return f"{datetime.fromtimestamp(int(parse_time('', text, now)), UTC):%Y-%m-%dT%H:%M:%S}"
+    except (ValueError, OverflowError):
+        return text
 
 
 def _number(query: Mapping[str, str], name: str) -> int:
