@@ -17,7 +17,7 @@ from taskqueue_core.rate_limit import Bucket
 from taskqueue_core.recordstore import Record, RecordStore, ScheduleRecord
 from taskqueue_core.tasks import State
 
-_FORMAT = 5
+_FORMAT = 6
 _SORTED = {False: "ASC", True: "DESC"}
 _FAULTS = (sqlite3.Error, msgspec.DecodeError, ValidationError)
 _FOUND = "SELECT user_version, (SELECT count(*) FROM sqlite_master) FROM pragma_user_version"
