@@ -283,6 +283,10 @@ async def test_tasks_of_one_tenant(
         assert page.tasks
         if order is Order.FAIR:
             assert page.looked_at < 60
+        meter.costs.clear()
+        page = await backend.listing.tasks(KEY, state=State.IN_FLIGHT, tenant="tenant-7")
+        assert page.looked_at > 50
+        assert meter.costs["list"].commands < (50 if order is Order.FIFO else 80)
     meter.close()
 
 

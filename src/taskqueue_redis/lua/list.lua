@@ -215,6 +215,23 @@ local function flying_before(name, upto, n, token)
   return {}, true
 end
 
+-- Returns the fields of entries of a stream by their sequence numbers. `fences`: these, in the order of the list. Entries in
+-- flight are often next to each other: as long as all that were read are wanted, the next command reads more.
+local function fields_of(name, fences)
+  local found, i, step, n = {}, newest and #fences or 1, newest and -1 or 1, 1
+  while fences[i] do
+    local some = call('XRANGE', name, fences[i], fences[newest and 1 or #fences], 'COUNT', n)
+    local upto, passed = some[1] and tonumber((fence_of(some[#some][1]))) or math.huge, 0
+    for j = 1, #some do
+      local fence = fence_of(some[j][1])
+      found[fence] = found[fence] or some[j][2]
+    end
+    while fences[i] and tonumber(fences[i]) <= upto do i, passed = i + step, passed + 1 end
+    n = passed >= #some and math.min(4 * n, 64) or 1
+  end
+  return found
+end
+
 local function of_flight(priority)
   return function(from, n)
     local tokens = {}
@@ -248,14 +265,22 @@ local function of_flight(priority)
       if newest then return one[1] > other[1] end
       return one[1] < other[1]
     end)
-    local items = {}
+    local shown, fences, fields, ids, items = {}, {s = {}, r = {}}, {}, {}, {}
     for i = 1, #entries do
-      local fence, stream, token, foreign, idle = unpack(entries[i], 1, 5)
+      local fence, stream, _, foreign = unpack(entries[i], 1, 4)
       if limit and (newest and fence < limit or not newest and fence > limit) then break end
-      if #items == n then return items, false end
-      local fields = not foreign and fields_at(stream_of(q, stream, priority), text(fence))
-      items[#items + 1] = fields and item_of(text(fence), fields, call('HGET', q.name .. '/t', fields[1]),
-        stream == 's' and FRESH or AGAIN, priority, token, idle) or {text(fence)}
+      if i > n then all = false break end
+      shown[i] = entries[i]
+      if not foreign then table.insert(fences[stream], text(fence)) end
+    end
+    for stream, some in pairs(fences) do fields[stream] = fields_of(stream_of(q, stream, priority), some) end
+    for i = 1, #shown do ids[i] = (fields[shown[i][2]][text(shown[i][1])] or {''})[1] end
+    local records = #ids > 0 and call('HMGET', q.name .. '/t', unpack(ids))
+    for i = 1, #shown do
+      local fence, stream, token, foreign, idle = unpack(shown[i], 1, 5)
+      local own = not foreign and fields[stream][text(fence)]
+      items[i] = own and item_of(text(fence), own, records[i], stream == 's' and FRESH or AGAIN, priority, token, idle)
+        or {text(fence)}
     end
     return items, all
   end
