@@ -219,14 +219,14 @@ end
 -- flight are often next to each other: as long as all that were read are wanted, the next command reads more.
 local function fields_of(name, fences)
   local found, i, step, n = {}, newest and #fences or 1, newest and -1 or 1, 1
-  while fences[i] do
+  while i >= 1 and i <= #fences do
     local some = call('XRANGE', name, fences[i], fences[newest and 1 or #fences], 'COUNT', n)
     local upto, passed = some[1] and tonumber((fence_of(some[#some][1]))) or math.huge, 0
     for j = 1, #some do
       local fence = fence_of(some[j][1])
       found[fence] = found[fence] or some[j][2]
     end
-    while fences[i] and tonumber(fences[i]) <= upto do i, passed = i + step, passed + 1 end
+    while i >= 1 and i <= #fences and tonumber(fences[i]) <= upto do i, passed = i + step, passed + 1 end
     n = passed >= #some and math.min(4 * n, 64) or 1
   end
   return found
