@@ -37,6 +37,8 @@ _MOST = 2000
 """maximum number of records that are looked at for one page, which take Redis some tens of milliseconds"""
 _SEARCHED = 40
 """maximum number of entries by which a script call finds a time in a list, for 10^12 of them"""
+_MOST_IN_FLIGHT = 1000
+"""the same for tasks in flight, of which each record takes Redis longer"""
 _ERASED = 50
 """maximum number of tasks that one script call erases; each takes some tens of commands"""
 _BY_TAG = "tag"
@@ -76,16 +78,16 @@ class RedisListing:
         )  # fmt: skip
         by_time = query.since is not None or query.until is not None
         tasks: list[TaskSummary] = []
-        looked = 0
+        looked, budget = 0, _MOST_IN_FLIGHT if state is State.IN_FLIGHT else _MOST
         while True:
             at_once = _STEP - _SEARCHED if by_time and not position else _STEP
-            most, step = limit - len(tasks), min(at_once, _MOST - looked)
+            most, step = limit - len(tasks), min(at_once, budget - looked)
             found, position, number = await self._run(
                 "list", key, _BY_TAG if state is None or by_tag else state, position, most, step, *rest
             )  # fmt: skip
             tasks += [_summary(key, answer) for answer in found]
             looked += number
-            if not position or len(tasks) >= limit or looked >= _MOST:
+            if not position or len(tasks) >= limit or looked >= budget:
                 break
         following = query.cursor(position) if position else None
         return TaskPage(tasks=tuple(tasks), next=following, looked_at=looked)
