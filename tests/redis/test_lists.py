@@ -304,7 +304,7 @@ async def test_foreign_members_of_a_lane(backend: RedisBackend, redis_server: Re
 
 
 async def test_the_times_of_a_task(backend: RedisBackend) -> None:
-    """U18: the detail has the time of the publish and of the last delivery, also after the end, and no others."""
+    """U18: lists and details have the time of the last delivery, also after the end; details that of the publish."""
     await backend.control.configure(KEY, QueueSettings(keep_ended=60))
     await publish(backend, "t")
     found = await backend.listing.task(KEY, "t")
@@ -314,8 +314,26 @@ async def test_the_times_of_a_task(backend: RedisBackend) -> None:
     async with backend.subscribe([KEY], "w") as consumer:
         (delivery,) = await take(consumer, 1)
         await asyncio.sleep(0.3)
-        for _ in range(2):  # in flight, and after the end
+        for state in (State.IN_FLIGHT, State.DONE):
             found = await backend.listing.task(KEY, "t")
             assert found is not None
-            assert found.delivered_at == pytest.approx(delivery.delivered_at, abs=0.1)
+            (listed,) = (await backend.listing.tasks(KEY, state=state)).tasks
+            for at in (found.delivered_at, listed.delivered_at):
+                assert at == pytest.approx(delivery.delivered_at, abs=0.1)
             await consumer.ack(delivery)
+        await publish(backend, "dead")
+        (delivery,) = await take(consumer, 1)
+        await consumer.dead_letter(delivery, "why", "error")
+        (listed,) = (await backend.listing.tasks(KEY, state=State.DEAD)).tasks
+        assert listed.delivered_at == pytest.approx(delivery.delivered_at, abs=0.1)
+
+
+async def test_a_damaged_record_of_a_tenant(
+    backend: RedisBackend, redis_server: RedisServer
+) -> None:
+    """U18: a record that is damaged is read from the task's body, although it seems to have another tenant."""
+    await backend.publisher.publish(Task(key=KEY, id="t", tenant="acme"))
+    name = f"{name_of(backend)}/t"
+    record: bytes = redis_server.call("HGET", name, "t")
+    redis_server.call("HSET", name, "t", b"\xff" + record[1:].replace(b"acme/", b"beta/"))
+    assert await found(backend, state=State.WAITING, tenant="acme") == ["t"]
