@@ -24,6 +24,7 @@ from taskqueue_core.migration.routing import OLD
 from taskqueue_core.migration.steps import MigrationUnfinished
 from taskqueue_core.sharding.backend import ShardedBackend
 from taskqueue_core.tasks import Delivery, Published, Refusal, State, Task
+from taskqueue_core.uniqueness import UniqueKey
 from taskqueue_memory import MemoryBackend
 from tests.clock import LoopClock
 from tests.flow.pairs import KEY, pair, take
@@ -249,6 +250,27 @@ async def test_a_batch_across_a_migration() -> None:
         await run(two.both, 7)
         assert (await state(two.both, "batch"))[0] is State.DONE
         assert [*await run(two.both, 1)] == ["then"]
+
+
+async def test_a_known_id_and_a_closed_batch() -> None:
+    """A16, A20, U12, U16: an id that a newer part knows gets its answer, though older parts refuse late members."""
+    sharded = ShardedBackend(MemoryBackend(clock=LoopClock()))
+    await shard(sharded, 4)
+    replacing = UniqueKey(key="k", on_conflict="replace")
+    async with pair() as two:
+        for backend in (two.both, sharded):
+            await publish(backend, Task(key=KEY, id="batch", batch=BATCH))
+            await (start(backend) if backend is two.both else shard(backend, 1))
+            await publish(backend, Task(key=KEY, id="first", unique=replacing))
+            offer = backend.publisher.publish
+            (answer,) = await offer(Task(key=KEY, id="t1", unique=replacing))
+            assert answer.existing_id == "first"
+            assert await dependencies_of(backend).close(BATCH)
+            await carry_all(backend)
+            members = [Task(key=KEY, id=i, unique=replacing, batch=BATCH) for i in ("t1", "t2")]
+            known, late = await offer(*members)
+            assert (known.status, known.existing_id) == (Published.REPLACED, "first")
+            assert late.code is Refusal.BATCH_CLOSED
 
 
 async def test_while_the_old_side_is_down() -> None:

@@ -90,6 +90,28 @@ class JointPublisher(ABC):
                 answers[index] = for_key(answer, tasks[index].key)
         return [index for index in sorted(targets) if answers[index].code is Refusal.MOVED]
 
+    async def _send_to_holders(
+        self,
+        tasks: Sequence[Task],
+        targets: dict[int, QueuePart],
+        answers: dict[int, Confirmation],
+    ) -> list[int]:
+        """Publish each task to a closed target, which may know its id or hold its key; return those that it refused.
+
+        A target refuses a member of a closed batch before it looks at keys. If it does not hold the key of the member,
+        another part may know the member's id, so that part answers.
+        """
+        refused = await self._send(tasks, targets, answers)
+        asked = list(tasks)
+        late: dict[int, QueuePart] = {}
+        for index, target in targets.items():
+            unique = tasks[index].unique
+            if answers[index].code is Refusal.BATCH_CLOSED and unique is not None:
+                late[index] = target
+                unique = structs.replace(unique, on_conflict="refuse", debounce=None)
+                asked[index] = structs.replace(tasks[index], batch=None, unique=unique)
+        return sorted([*refused, *await self._send(asked, late, {})])
+
     async def schedule_retry(
         self,
         task: Task,

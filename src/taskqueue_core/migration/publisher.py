@@ -36,7 +36,7 @@ class MigratingPublisher(JointPublisher):
             here = await self._known(number, tasks, list(keyed))  # these get the answer of their id
             known = {index: part for index, part in keyed.items() if index not in here}
             known |= await self._known(1 - number, tasks, group)
-            elsewhere = await self._send(tasks, known, answers)
+            elsewhere = await self._send_to_holders(tasks, known, answers)
             fresh = [index for index in group if index not in known or index in elsewhere]
             targets = {index: QueuePart(number, tasks[index].key) for index in fresh}
             remaining += await self._send(tasks, targets, answers)

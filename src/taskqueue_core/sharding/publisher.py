@@ -83,7 +83,7 @@ class ShardedPublisher(JointPublisher):
                 for index in unique.get(key, ()) if number < len(chain) else ():
                     shard = shard_of(tasks[index], chain[number].shards)
                     targets[index] = QueuePart(0, chain[number].shard_key(key, shard))
-            refused = await self._send(tasks, targets, answers)
+            refused = await self._send_to_holders(tasks, targets, answers)
             answered = targets.keys() - set(refused)
             indexes = [index for index in indexes if index not in answered]
             unique = {
