@@ -266,7 +266,7 @@ _MODULES = {
 }
 
 
-# The names in ``__all__`` are imported on first use: a command needs few of them, and half of the time to start.
+# The names in ``__all__`` are imported on first use: a command of an operator needs few of them, and starts faster.
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

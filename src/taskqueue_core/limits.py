@@ -245,6 +245,7 @@ def check_encoded(field: str, value: bytes, limit: str) -> None:
 def check_written(field: str, text: bytes, limit: str) -> None:
     """Check text that pydantic wrote: it is JSON, unless it has NaN, an infinity, or a number too long for Python."""
     size = len(text)
+    # Each publish comes here, so the functions that find a fault are called only if there may be one.
     if size > getattr(LIMITS, limit) or text.count(b"[") + text.count(b"{") > LIMITS.depth:
         check_encoded(field, text, limit)
     # `count` is faster than `in`. These words are no JSON, unless they are part of a text.

@@ -153,9 +153,8 @@ class RedisControl(ScriptCaller):
 
     async def _read_stats(self, partition: str, keys: Sequence[str]) -> list[Any]:
         self._context.ensure_open()
-        some = tuple(
-            dict.fromkeys(keys)
-        )  # a queue's statistics and settings are often asked for together
+        # The statistics and the settings of a queue are often asked for together.
+        some = tuple(dict.fromkeys(keys))
         items = [(key,) for key in some]
         found = await self._context.scripts.run_each("stats", partition, (), items, _QUEUES)
         by_key = dict(zip(some, found, strict=True))

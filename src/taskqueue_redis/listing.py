@@ -35,10 +35,10 @@ _STEP = 500
 """maximum number of records that one script call looks at"""
 _MOST = 2000
 """maximum number of records that are looked at for one page, which take Redis some tens of milliseconds"""
-_SEARCHED = 40
-"""maximum number of entries by which a script call finds a time in a list, for 10^12 of them"""
 _MOST_IN_FLIGHT = 1000
 """the same for tasks in flight, of which each record takes Redis longer"""
+_SEARCHED = 40
+"""maximum number of entries by which a script call finds a time in a list, for 10^12 of them"""
 _ERASED = 50
 """maximum number of tasks that one script call erases; each takes some tens of commands"""
 _BY_TAG = "tag"

@@ -186,10 +186,9 @@ async def test_a_list_by_time(browser: Browser) -> None:
             await page.get_by_label("Worker").focus()
             await page.keyboard.type("worker-1")
             for name, year in (("since", 2025), ("until", 2100)):
+                # A field of a time has a stop for each of its parts.
                 while await page.evaluate("document.activeElement.id") != name:
-                    await page.keyboard.press(
-                        "Tab"
-                    )  # a field of a time has a stop for each of its parts
+                    await page.keyboard.press("Tab")
                 await page.keyboard.type(f"0102{year}")
                 await page.keyboard.press("ArrowRight")
                 await page.keyboard.type("020500PM")

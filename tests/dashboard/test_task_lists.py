@@ -91,10 +91,8 @@ async def test_what_a_worker_ran_at_a_time(it: Running, client: httpx2.AsyncClie
         ("state=done&until=-1h", 0),
         (f"state=dead&worker=worker-1&since={since}", 1),
         ("state=dead&worker=w3", 0),
-        (
-            "state=waiting&since=-1h",
-            0,
-        ),  # this list has no times, and its form has no fields for them
+        # The next list has no times, and its form has no fields for them.
+        ("state=waiting&since=-1h", 0),
     ):
         page = await client.get(f"{LIST}?{query}")
         assert (page.status_code, len(rows(page.text))) == (200, shown), query

@@ -7,6 +7,7 @@ import io
 import logging
 import socket
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -321,6 +322,14 @@ class TestLogs:
         assert lines.getvalue().count("once") == 1
 
 
+async def _waits(ended: list[str], name: str) -> str:
+    """Wait until cancelled, and note that."""
+    try:
+        return await wait_forever()
+    finally:
+        ended.append(name)
+
+
 class TestRacing:
     """`first_completed` and `Interruptible`, which end calls early."""
 
@@ -330,12 +339,7 @@ class TestRacing:
         If the call itself is cancelled, so are all its coroutines.
         """
         ended: list[str] = []
-
-        async def waits(name: str) -> str:
-            try:
-                return await wait_forever()
-            finally:
-                ended.append(name)
+        waits = partial(_waits, ended)
 
         async def fails() -> str:
             raise ZeroDivisionError
@@ -359,12 +363,7 @@ class TestRacing:
         """
         before, one, other = asyncio.all_tasks(), asyncio.Event(), asyncio.Event()
         ended: list[str] = []
-
-        async def waits(name: str) -> str:
-            try:
-                return await wait_forever()
-            finally:
-                ended.append(name)
+        waits = partial(_waits, ended)
 
         async def fails() -> str:
             raise TimeoutError

@@ -170,10 +170,9 @@ class Arguments(_Payload):
 
     def accepts(self, name: str, value: Any) -> bool:
         """Return whether a value is allowed as an argument."""
+        kind = self.fields.get(name, self._extra or Any)
         try:
-            JsonCodec(
-                without_mark(self.fields.get(name, self._extra or Any))
-            ).validator.validate_python(value)
+            JsonCodec(without_mark(kind)).validator.validate_python(value)
         except ValidationError:
             return False
         return True

@@ -102,15 +102,13 @@ class JointPublisher(ABC):
         another part may know the member's id, so that part answers.
         """
         refused = await self._send(tasks, targets, answers)
-        asked = list(tasks)
-        late: dict[int, QueuePart] = {}
-        for index, target in targets.items():
-            unique = tasks[index].unique
-            if answers[index].code is Refusal.BATCH_CLOSED and unique is not None:
-                late[index] = target
-                unique = structs.replace(unique, on_conflict="refuse", debounce=None)
-                asked[index] = structs.replace(tasks[index], batch=None, unique=unique)
-        return sorted([*refused, *await self._send(asked, late, {})])
+        asked, late = list(tasks), dict[int, QueuePart]()
+        for index, part in targets.items():
+            task = tasks[index]
+            if answers[index].code is Refusal.BATCH_CLOSED and task.unique is not None:
+                unique = structs.replace(task.unique, on_conflict="refuse", debounce=None)
+                asked[index], late[index] = structs.replace(task, batch=None, unique=unique), part
+        return sorted([*refused, *await self._send(asked, late, {})]) if late else refused
 
     async def schedule_retry(
         self,

@@ -15,11 +15,11 @@ from taskqueue_core.tasks import Ledger
 from taskqueue_server.api.models import Count, LedgerOut, QueueOut, QueuesOut
 from taskqueue_server.auth.access import OBSERVING
 from taskqueue_server.context.server import read_each
+from taskqueue_server.context.statistics import AT_ONCE
 from taskqueue_server.routing.operations import Operation, Query, RequestContext, Scope, answer
 from taskqueue_server.routing.parameters import AFTER, LIMIT, link, page_of
 from taskqueue_server.routing.schemas import NAME
 
-_AT_ONCE = 100
 _PER_WORKER = 10
 
 
@@ -74,7 +74,7 @@ async def queues(call: RequestContext) -> Response:
     the next page.
     """
     keys, following = page_of(call, filter(call.is_allowed, await call.context.control.queues()))
-    found = await read_each(partial(_read_queue, call), keys, _AT_ONCE)
+    found = await read_each(partial(_read_queue, call), keys, AT_ONCE)
     return answer(QueuesOut(queues=found, next=following), headers=link(call, following))
 
 
