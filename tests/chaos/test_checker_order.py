@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
+from tests.chaos.checker import check
 from tests.chaos.history import What
 from tests.chaos.synthetic import WALL, Simulation
 from tests.chaos.verdicts import broken, finished
@@ -17,6 +19,40 @@ def test_an_ordering_key_in_flight_twice() -> None:
     run.tasks["t2"]["ordering_key"] = ""
     run.receive("c1", 1)
     assert broken(finished(run)) == {"R8"}
+
+
+@pytest.mark.parametrize(
+    ("older", "newer", "scheduled", "rules"),
+    [
+        ("<s1@1x4>r1", "<s3@2x8>r2", "t1", set()),
+        ("<s1@1x4>r1", "<s3@2x8>r2", "t2", {"R8"}),
+        ("<s1@1x4>r1", "<s3@2x8>r2", "", {"R8"}),
+        ("<s1@2x8>r1", "<s1@2x8>r2", "t1", {"R8"}),
+        ("r1", "<s1@1x8>r2", "t1", set()),
+    ],
+)
+def test_an_ordering_key_in_two_generations(
+    older: str, newer: str, scheduled: str, rules: set[str]
+) -> None:
+    """R8: after a change of the number of shards, only a task scheduled before it may run while a newer one does."""
+    run = Simulation()
+    run.publish("p", "t1", "t2", ordering_key="user")
+    run.receive("c1", 1)
+    run.tasks["t2"]["ordering_key"] = ""
+    run.receive("c1", 1)
+    run.note(What.SETTINGS, "world", key=run.key, name="shards", value=8)
+    run.settle("c1", "r1", "ack")
+    run.settle("c1", "r2", "ack")
+    receipts = {"r1": older, "r2": newer}
+    events = [
+        structs.replace(
+            event,
+            receipt=receipts.get(event.receipt, event.receipt),
+            not_before=WALL if event.what is What.PUBLISH and event.task == scheduled else None,
+        )
+        for event in run.events
+    ]
+    assert broken(check(events, run.dump())) == rules
 
 
 @pytest.mark.parametrize("verb", ["retry", "redeliver"])
