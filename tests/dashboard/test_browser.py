@@ -195,9 +195,9 @@ async def test_a_list_by_time(browser: Browser) -> None:
             await page.keyboard.press("Enter")
             await page.wait_for_url("**since=2025-01-02T14%3A05*until=2100-01-02T14%3A05*")
             await expect(page.locator("tr[data-task]")).to_have_count(1)
-            await expect(page.get_by_label("From (UTC)")).to_have_value("2025-01-02T14:05")
+            await expect(page.get_by_label("Failed from (UTC)")).to_have_value("2025-01-02T14:05")
             assert await page.evaluate("document.documentElement.scrollWidth") <= 360
-            await page.get_by_label("Until (UTC)").fill("2025-06-01T00:00")
+            await page.get_by_label("Failed until (UTC)").fill("2025-06-01T00:00")
             await page.keyboard.press("Enter")
             await expect(page.locator("#tasks")).to_contain_text("No such task")
 

@@ -278,6 +278,7 @@ async def test_finding(it: Running, client: httpx2.AsyncClient) -> None:
     assert one.headers["location"] == "/tasks/b/alice"
     several = await client.get("/find", params={"q": "user:1"})
     assert several.text.count('href="/tasks/') == 2
+    assert '<td><a href="/queues/b">b</a></td>' in several.text
     for nothing in ("what is this", "three", "~~", "user:3", "job:1"):
         assert (await client.get("/find", params={"q": nothing})).status_code in {303, 404}
 

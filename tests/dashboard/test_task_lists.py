@@ -84,7 +84,12 @@ async def test_what_a_worker_ran_at_a_time(it: Running, client: httpx2.AsyncClie
     assert rows(first) + rows(second) == ids
     (since,) = re.findall(r'name="since" type="datetime-local" step="1" value="([^"]+)"', first)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", since)
-    assert ">Started<" in first
+    heads = re.findall(r"<th scope=\"col\"[^>]*>([A-Z][a-z]+)</th>", first)
+    assert heads == ["Task", "Attempt", "Ago", "Started", "Ended", "Worker"]
+    assert (
+        '<dd id="worker"><a href="/queues/k/tasks?state=done&amp;worker=w3">w3</a></dd>'
+        in (await client.get("/tasks/k/t00")).text
+    )
     assert "UTC</td><td>w3</td>" in re.sub(r"\n *", "", first)
     for query, shown in (
         ("state=done&worker=w4", 0),
