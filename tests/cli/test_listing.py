@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 import shlex
+import time
 
 import pytest
 
 from taskqueue_cli.output import console
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.tasks import Task
+from taskqueue_remote.client import RemoteClock
 from tests.cli.conftest import Cli
 from tests.cli.shared import Shared
 
@@ -83,6 +85,26 @@ def test_tasks_of_a_worker_at_a_time(cli: Cli, monkeypatch: pytest.MonkeyPatch) 
     rest = cli(*command[1:], "--json").json
     assert (len(rest["tasks"]), rest["next"]) == (1, None)
     assert rest["since"] == float(command[command.index("--since") + 1])
+
+
+@pytest.mark.parametrize("elsewhere", [True, False], ids=["server", "store"])
+def test_relative_times_are_of_the_store(
+    cli: Cli, server: str, monkeypatch: pytest.MonkeyPatch, *, elsewhere: bool
+) -> None:
+    """U18: on a machine whose clock is 5 h ahead, ``0s`` is the present time of the store or of the server."""
+    where = ["--server", server] if elsewhere else []
+    assert cli("publish", "later", "1", "--delay", "9000", *where).code == 0
+    right = time.time
+
+    def wrong() -> float:
+        return right() + 5 * 3600
+
+    monkeypatch.setattr("time.time", wrong)
+    monkeypatch.setattr(RemoteClock.__init__, "__defaults__", (time.monotonic, wrong))
+    words = ("tasks", "list", "later", "--state", "scheduled", "--json", *where)
+    found = [len(cli(*words, each, "0s").json["tasks"]) for each in ("--since", "--until")]
+    assert found == [1, 0]
+    assert cli(*words, "--since", "0s").json["since"] == pytest.approx(right(), abs=60)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import pytest
 
 from taskqueue_cli import main
 from taskqueue_cli.output import console
+from taskqueue_dispatch.cli import endpoints
 from taskqueue_dispatch.models import ModelConfig
 from tests.cli.conftest import Done
 from tests.cli.processes import process
@@ -117,6 +118,18 @@ def test_in_a_narrow_terminal(cli: Cli, gpu: str, monkeypatch: pytest.MonkeyPatc
     assert "server" in table
     assert "endpoint" in table
     assert " free" in table
+
+
+def test_a_rest_on_a_machine_whose_clock_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endpoint that rests for a minute by the server's clock is shown as resting, 5 h ahead of it (C12)."""
+    now = time.time()
+    monkeypatch.setattr("time.time", lambda: now + 5 * 3600)
+    info = endpoints._Endpoint(
+        model="m", server="s", endpoint="http://s", slots=1, resting_until=now + 60,
+        healthy=True, draining=False, removed=False,
+        free=0, unassigned=0, assigned=0, detached=0, overdue=0,
+    )  # fmt: skip
+    assert endpoints._state(info).plain == "resting"
 
 
 def test_watching(cli: Cli, gpu: str, server: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import time
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -93,23 +92,27 @@ def listing(
     With --tenant or --worker, the other tasks of the state are read and skipped. After 100,000 of them the list ends,
     and says how to continue; with --all it does not.
     """
-    moment = time.time()
-    query = Query(
-        key=key, state=state, tenant=tenant, tag=tag, worker=worker, newest=newest,
-        since=None if since is None else parse_time("since", since, moment),
-        until=None if until is None else parse_time("until", until, moment),
-    )  # fmt: skip
+    times = {"since": since, "until": until}
+    given: dict[str, float] = {}
 
-    async def read(backend: Backend) -> tuple[TaskPage, float]:
+    async def read(backend: Backend) -> tuple[Query, TaskPage, float]:
+        if any(times.values()):
+            await (
+                backend.health()
+            )  # a backend learns the clock of its store from the first response
+        for name, text in times.items():
+            if text is not None:
+                given[name] = parse_time(name, text, backend.now())
+        query = Query(
+            key=key, state=state, tenant=tenant, tag=tag, worker=worker, newest=newest, **given
+        )
         page = await _read(backend, query, after, limit, everything=everything)
         if not page.tasks and (missing := await missing_queue(backend, key)):
             raise NoTask(missing)
-        return page, backend.now()
+        return query, page, backend.now()
 
-    page, now = with_backend(server, read)
+    query, page, now = with_backend(server, read)
     if as_json:
-        times = {name: getattr(query, name) for name in ("since", "until")}
-        given = {name: at for name, at in times.items() if at is not None}
         print_json({"tasks": page.tasks, "next": page.next} | given)
         return
     if page.tasks:
