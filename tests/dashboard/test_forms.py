@@ -13,10 +13,10 @@ from tests.dashboard.support import post
 from tests.server.support import Running
 
 
-async def bury(it: Running, *ids: str, error: str = "it broke") -> None:
+async def bury(it: Running, *ids: str, error: str = "it broke", key: str = "k") -> None:
     """Create dead letters with these ids."""
-    await it.publish(*ids)
-    subscription = it.context.backend.subscribe(["k"], "worker-1")
+    await it.publish(*ids, key=key)
+    subscription = it.context.backend.subscribe([key], "worker-1")
     for delivery in (await subscription.receive(len(ids), 1)).deliveries:
         await subscription.dead_letter(delivery, reason="rejected", error=error)  # type: ignore[attr-defined]
     await subscription.close()
@@ -214,7 +214,11 @@ async def test_dead_letters(it: Running, client: httpx2.AsyncClient) -> None:
     )
     await followed(client, some)
     assert (await it.count(State.DEAD), await it.count(State.DISCARDED)) == (1, 2)
-    await followed(client, await post(client, "/queues/k/dead", action="redrive-all"))
+    preview = await post(client, "/queues/k/dead", action="redrive-all")
+    assert '<span id="touched">1</span>' in preview.text
+    assert await it.count(State.DEAD) == 1
+    sure = {"action": "redrive-all", "confirm": "redrive"}
+    await followed(client, await post(client, "/queues/k/dead", **sure))
     assert await it.count(State.DEAD) == 0
     assert "No dead letters." in (await client.get("/queues/k/dead")).text
 

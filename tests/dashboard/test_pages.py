@@ -64,6 +64,8 @@ PAGES = (
     "/workflows/unknown",
     "/queues/k",
     "/queues/%3Cimg%3Dx%3E",
+    "/dead",
+    "/dead?filter=<img",
     "/queues/k/dead",
     "/queues/%3Cimg%3Dx%3E/dead",
     "/queues/k/tasks",

@@ -8,6 +8,7 @@ from starlette.routing import Route
 from taskqueue_server.auth.access import OBSERVING
 from taskqueue_server.dashboard import (
     audit,
+    dead_everywhere,
     dead_letters,
     login,
     queues,
@@ -64,6 +65,8 @@ OPERATIONS = (
     _operation("GET", "/workflows/{id}", workflows.workflow),
     _operation("POST", "/workflows/{id}", workflows.act),
     _operation("GET", "/audit", audit.audit),
+    _operation("GET", "/dead", dead_everywhere.dead_everywhere),
+    _operation("POST", "/dead", dead_everywhere.act),
     _operation("GET", "/live", live),
     _operation("GET", "/find", tasks.find),
     _operation("GET", "/queues/{key}", queues.queue),

@@ -2,42 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Literal
 from urllib.parse import urlencode
 
 from starlette.responses import Response
 
 from taskqueue_core import dead_letter_filter
 from taskqueue_core.limits import LIMITS, check_name
-from taskqueue_core.tasks import DeadLetter
+from taskqueue_server.dashboard.dead_matches import (
+    MAX_FILTER,
+    TextFilter,
+    matches_of,
+    move_all,
+    preview,
+)
 from taskqueue_server.dashboard.pages import path, poller_of, see_other
 from taskqueue_server.dashboard.settings_form import read_form
 from taskqueue_server.dashboard.views import DashboardView
 from taskqueue_server.routing.operations import RequestContext
 
 _PAGE = 50
-_FILTER = 200
 _ACTIONS = {"redrive", "redrive-all", "discard", "discard-all"}
-
-
-class _TextFilter(dead_letter_filter.DeadLetterFilter, frozen=True, kw_only=True):
-    """A filter for dead letters whose reason, errors, id or tenant contain a text."""
-
-    text: str
-
-    @classmethod
-    def by(cls, call: RequestContext, text: str) -> _TextFilter:
-        """Return a filter that searches for ``text`` and ignores case."""
-        made = call.context.backend.now()
-        return cls(reason=None, error=None, before=None, made=made, text=text.lower())
-
-    @property
-    def lets_all_through(self) -> bool:
-        return not self.text
-
-    def __contains__(self, dead_letter: DeadLetter) -> bool:
-        texts = [dead_letter.reason, dead_letter.task.id, dead_letter.task.tenant or ""]
-        texts += [failure.error for failure in dead_letter.history]
-        return any(self.text in text.lower() for text in texts)
 
 
 async def dead_letters(call: RequestContext) -> Response:
@@ -46,32 +31,36 @@ async def dead_letters(call: RequestContext) -> Response:
 
 
 async def act(call: RequestContext) -> Response:
-    """Redrive one dead letter, or redrive or discard several: those selected, or all that match the filter."""
+    """Redrive one dead letter, or redrive or discard several: those selected, or all that match the filter.
+
+    All are redriven after a preview.
+    """
     key, form = call.name("key"), await read_form(call)
-    search = form.text("filter")[:_FILTER]
+    search = form.text("filter").strip()[:MAX_FILTER]
     name, action = form.text("one"), form.text("action")
     if not name and action not in _ACTIONS:
         return see_other(path("queues", key, "dead"), "nothing")
-    verb = "redrive" if name or action.startswith("redrive") else "discard"
+    redrives = bool(name) or action.startswith("redrive")
+    verb: Literal["redrive", "discard"] = "redrive" if redrives else "discard"
     if verb == "discard" and form.text("confirm") != "discard":
         return await _page(call, key, 422, error="Nothing was discarded: tick the box to confirm.")
     back = path("queues", key, "dead") + (f"?{urlencode({'filter': search})}" if search else "")
-    following = None
+    if not name and action == "redrive-all" and form.text("confirm") != "redrive":
+        snapshot = await poller_of(call).fresh(key)
+        dead = snapshot.readings[key].ledger.dead if key in snapshot.readings else 0
+        matches = await matches_of(call, key, dead, search)
+        return await preview(call, key, search, [matches])
+    more = False
     if name or not action.endswith("-all"):
         done = await _each(call, key, verb, [name] if name else form.all("ids"))
-    elif search:
-        dead_letters, conditions = call.context.dead_letters, _TextFilter.by(call, search)
-        done, following = await dead_letter_filter.act(
-            dead_letters, key, conditions, getattr(dead_letters, verb), after=None
-        )
     else:
-        done = await getattr(call.context.dead_letters, verb)(key)
+        done, more = await move_all(call, key, verb, search, form)
     chosen = f"id={name}" if name else f"filter={search}" if search else "all"
     details = chosen if name or action.endswith("-all") else " ".join(["ids:", *form.all("ids")])
     call.note(verb, key, tasks=done, details=details)
-    if not done and not following:
+    if not done and not more:
         return see_other(back, "nothing")
-    notice = "more" if following else "redriven" if verb == "redrive" else "discarded"
+    notice = "more" if more else "redriven" if verb == "redrive" else "discarded"
     return see_other(back, notice, done)
 
 
@@ -89,10 +78,11 @@ async def _each(call: RequestContext, key: str, verb: str, ids: list[str]) -> in
 async def _page(
     call: RequestContext, key: str, status: int = 200, error: str | None = None
 ) -> Response:
-    search = call.request.query_params.get("filter", "").strip()[:_FILTER]
+    search = call.request.query_params.get("filter", "").strip()[:MAX_FILTER]
     after = call.query_name("after")
+    conditions = TextFilter.by(search, call.context.backend.now())
     matches, following = await dead_letter_filter.page(
-        call.context.dead_letters, key, _TextFilter.by(call, search), limit=_PAGE, after=after
+        call.context.dead_letters, key, conditions, limit=_PAGE, after=after
     )
     snapshot = await poller_of(call).fresh(key)
     view = DashboardView(call, "dead", key)
