@@ -34,6 +34,7 @@ class TextFilter(dead_letter_filter.DeadLetterFilter, frozen=True, kw_only=True)
 
     @property
     def lets_all_through(self) -> bool:
+        """Whether the text is empty, so that every dead letter matches."""
         return not self.text
 
     def __contains__(self, dead_letter: DeadLetter) -> bool:
