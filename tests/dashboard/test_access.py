@@ -113,6 +113,10 @@ async def test_some_queues_only(it: Running, signed_in: httpx2.AsyncClient) -> N
         assert "works-both" not in answer.text
         assert "bravo" not in answer.text.replace("“bravo”", "").replace('value="bravo"', "")
         assert "bravo" not in answer.headers.get("location", "")
+    for name in ("works-bravo", "works-both"):
+        page = (await signed_in.get(f"/workers/{name}")).text.replace(name, "")
+        assert "Not connected" in page
+        assert "bravo" not in page
     page = (await signed_in.get("/")).text
     assert 'data-ledger-published="1"' in page
     assert "your token permits" in page

@@ -221,6 +221,7 @@ async def test_widths_and_themes(browser: Browser) -> None:
             for path in (
                 "/",
                 "/workers",
+                "/workers/worker-1",
                 "/queues/k",
                 "/queues/k/dead",
                 f"/tasks/k/{'a' * 60}",
@@ -250,7 +251,8 @@ async def test_accessibility(browser: Browser) -> None:
         await Queue(backend).schedules.put(sweep)
         worker = backend.subscribe(["k"], "worker-1")
         pages = (
-            "/", "/?search=nothing", "/workers", "/schedules", "/schedules/sweep", "/queues/k", "/queues/k/dead",
+            "/", "/?search=nothing", "/workers", "/workers/worker-1", "/schedules", "/schedules/sweep",
+            "/queues/k", "/queues/k/dead",
             "/queues/k/tasks", "/queues/k/tasks?state=blocked", "/queues/k/tasks?tag=user:42", "/tasks/k/dead-1",
             "/queues/k/tasks?state=dead&worker=worker-1&since=-1h",
             "/tasks/k/later", "/audit", "/find?q=nothing", "/login", "/queues/~",

@@ -54,6 +54,8 @@ async def fill(it: Running) -> None:
 PAGES = (
     "/",
     "/workers",
+    "/workers/worker-1?since=<b>",
+    "/workers/worker-1",
     "/schedules",
     "/schedules?after=x",
     "/schedules/k",

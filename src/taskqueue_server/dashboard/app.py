@@ -15,6 +15,7 @@ from taskqueue_server.dashboard import (
     schedules,
     task_lists,
     tasks,
+    worker,
     workflows,
 )
 from taskqueue_server.dashboard.pages import add_templates, as_pages, poller_of, static
@@ -58,6 +59,7 @@ def _operation(method: str, path: str, handler: Handler, *, public: bool = False
 OPERATIONS = (
     _operation("GET", "/", overview),
     _operation("GET", "/workers", workers),
+    _operation("GET", "/workers/{name}", worker.worker),
     _operation("GET", "/schedules", schedules.schedules),
     _operation("GET", "/schedules/{name}", schedules.schedule),
     _operation("POST", "/schedules/{name}", schedules.act),

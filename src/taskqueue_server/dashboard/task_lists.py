@@ -77,7 +77,9 @@ class TaskFilter(NamedTuple):
         if not chosen.by_time:
             return chosen._replace(since="", until="")
         now = call.context.backend.now()
-        return chosen._replace(since=_moment(chosen.since, now), until=_moment(chosen.until, now))
+        return chosen._replace(
+            since=time_field(chosen.since, now), until=time_field(chosen.until, now)
+        )
 
     @property
     def by_time(self) -> bool:
@@ -94,21 +96,28 @@ class TaskFilter(NamedTuple):
         """Whether tasks of one state are skipped, so that a page may end before it is full."""
         return bool(self.state and (self.tenant or self.worker or self.tag))
 
+    def times(self, now: float) -> tuple[float | None, float | None]:
+        """Return ``since`` and ``until`` in Unix seconds; ``None`` for none. Raises `InvalidInput`."""
+        return (
+            parse_time("since", self.since, now) if self.since else None,
+            parse_time("until", self.until, now) if self.until else None,
+        )
+
     async def read(self, call: RequestContext, key: str, after: str | None, limit: int) -> TaskPage:
         """Return a page of the list. Raises `InvalidInput`."""
         try:
             state = State(self.state) if self.state else None
         except ValueError:
             raise InvalidInput("state", "an unknown state", f"one of: {', '.join(State)}") from None
-        now = call.context.backend.now()
+        since, until = self.times(call.context.backend.now())
         return await listing_of(call.context.backend).tasks(
             key,
             state=state,
             tag=self.tag or None,
             tenant=self.tenant or None,
             worker=self.worker or None,
-            since=parse_time("since", self.since, now) if self.since else None,
-            until=parse_time("until", self.until, now) if self.until else None,
+            since=since,
+            until=until,
             after=after,
             limit=limit,
             newest=bool(self.newest),
@@ -252,7 +261,7 @@ async def _page(call: RequestContext, key: str, chosen: TaskFilter) -> Response:
     )
 
 
-def _moment(text: str, now: float) -> str:
+def time_field(text: str, now: float) -> str:
     """Return a time as a field of a form has it; the text itself if it is no time, which is then refused."""
     try:
         return f"{datetime.fromtimestamp(int(parse_time('', text, now)), UTC):%Y-%m-%dT%H:%M:%S}"
