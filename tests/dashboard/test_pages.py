@@ -287,6 +287,18 @@ async def test_finding(it: Running, client: httpx2.AsyncClient) -> None:
         assert (await client.get("/find", params={"q": nothing})).status_code in {303, 404}
 
 
+async def test_more_than_the_search_shows(it: Running, client: httpx2.AsyncClient) -> None:
+    """U18: where a queue has more tasks with a tag than the search shows, it says so and leads to all of them."""
+    for key, number in (("a", 21), ("b", 20)):
+        await it.context.control.configure(key, QueueSettings(index=("user",)))
+        await it.publish(*(f"{key}{n}" for n in range(number)), key=key, tags=("user:1",))
+    page = (await client.get("/find", params={"q": "user:1"})).text
+    assert page.count('href="/tasks/') == 40
+    ((key, where),) = re.findall(r'<tr data-more-of="(.)">.+20 of more, <a href="([^"]+)">', page)
+    assert key == "a"
+    assert (await client.get(where)).text.count('<tr data-task="') == 21
+
+
 async def test_the_due_time(it: Running, client: httpx2.AsyncClient) -> None:
     """U10: a scheduled task and a retry show when they are due, on their pages and in the search."""
     at = "2096-10-02 07:06:40 UTC"

@@ -171,9 +171,12 @@ async def _is_workflow(call: RequestContext, name: str) -> bool:
 
 async def _by_id_or_tag(
     call: RequestContext, among: Sequence[str], names: Sequence[str], tag: str
-) -> list[TaskStatus | TaskSummary]:
-    """Return the tasks with an id, if there is only one name; otherwise the first ones with a tag, of each queue."""
-    found = list[TaskStatus | TaskSummary]()
+) -> tuple[list[TaskStatus | TaskSummary], dict[str, int]]:
+    """Return the tasks with an id, if there is only one name; otherwise the first ones with a tag, of each queue.
+
+    The second value has the queues that have more tasks with the tag, with the number of those returned.
+    """
+    found, more = list[TaskStatus | TaskSummary](), dict[str, int]()
     if len(names) == 1:
         ask = call.context.control.statuses
         for answers in await read_each(lambda key: ask(key, names[0]), among, _AT_ONCE):
@@ -185,9 +188,11 @@ async def _by_id_or_tag(
         keys = [key for key, rules in by_key if tag_name(tag) in rules.index]
         with suppress(InvalidInput):  # no tag, or no longer one that is indexed
             look = partial(listing.tasks, tag=tag, limit=_TAGGED)
-            for page in await read_each(look, keys, _AT_ONCE):
+            for key, page in zip(keys, await read_each(look, keys, _AT_ONCE), strict=True):
                 found += page.tasks
-    return found
+                if page.next is not None:
+                    more[key] = len(page.tasks)
+    return found, more
 
 
 async def find(call: RequestContext) -> Response:
@@ -208,10 +213,16 @@ async def find(call: RequestContext) -> Response:
         return see_other(path("queues", names[0]))
     if len(names) == 1 and await _is_workflow(call, names[0]):
         return see_other(path("workflows", names[0]))
-    found = await _by_id_or_tag(call, keys[:_SEARCHED], names, requested)
+    found, more = await _by_id_or_tag(call, keys[:_SEARCHED], names, requested)
     if len(found) == 1:
         return see_other(path("tasks", found[0].key, found[0].task_id))
     status = 200 if found or not requested else 404
     return await render(
-        call, "find.html", status, query=requested[:200], found=found, searched=bool(requested)
+        call,
+        "find.html",
+        status,
+        query=requested[:200],
+        found=found,
+        more=more,
+        searched=bool(requested),
     )
