@@ -51,7 +51,7 @@ _PAUSE = RetryPolicy(base=0.05, cap=1.0)
 _MIN_RETRY_SECONDS = 0.02
 _SIGNAL_SECONDS = 15.0
 """seconds after which a waiting publisher retries even without a notification, which may have been lost"""
-_LEDGERS = 50
+_LEDGERS = 100
 """number of ledgers that are read at the same time for their sum"""
 _SIGNALLED = {Refusal.QUEUE_FULL, Refusal.TENANT_FULL, Refusal.INTAKE_PAUSED}
 """reasons for a refusal; a `RoomSignal` notifies publishers when one of them may no longer apply"""
@@ -331,8 +331,8 @@ class Queue:
         total = Ledger()
         names = keys or await control.queues()
         for start in range(0, len(names), _LEDGERS):
-            for ledger in await gather_all(map(control.ledger, names[start : start + _LEDGERS])):
-                total += ledger
+            some = map(control.ledger, names[start : start + _LEDGERS])
+            total = sum(await gather_all(some), total)
         return total
 
     async def _time(self) -> float:

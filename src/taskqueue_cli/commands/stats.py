@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
@@ -14,12 +15,15 @@ from taskqueue_cli.limits import describe_limits
 from taskqueue_cli.output import FAILED, AsJson, argument, console, make_table, print_json
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import QueueSettings, control_of
+from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import TaskQueueError, UnknownKey
 from taskqueue_core.policy_model import nearest_first
 from taskqueue_core.tasks import Ledger, QueueStats, WorkerInfo
 
 _MAX_SHOWN = 10
 """maximum number of queues that an error names"""
+_AT_ONCE = 100
+"""number of queues that are read at the same time; the Redis backend reads them with few commands"""
 _LEDGER = Ledger.__struct_fields__
 _ALWAYS = ("published", "waiting", "in_flight", "done", "dead")
 _FLOW = ("delivered", "redelivered", "retried", "lost", "subscribers")
@@ -99,7 +103,14 @@ async def read_queues(
     control = control_of(backend)
     known = await control.queues()
     check_known(keys, known)
-    results = [(await control.stats(key), await control.settings(key)) for key in keys or known]
+
+    async def read(key: str) -> tuple[QueueStats, QueueSettings]:
+        stats, settings = await asyncio.gather(control.stats(key), control.settings(key))
+        return stats, settings
+
+    names, results = keys or known, list[tuple[QueueStats, QueueSettings]]()
+    for start in range(0, len(names), _AT_ONCE):
+        results += await gather_all(map(read, names[start : start + _AT_ONCE]))
     return results, backend.now()
 
 
