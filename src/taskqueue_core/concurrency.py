@@ -86,8 +86,14 @@ Answer = TypeVar("Answer")
 
 
 async def gather_all(calls: Iterable[Awaitable[Answer]]) -> list[Answer]:
-    """Wait for all calls. Return their results in the order of ``calls``, or raise the first error in this order."""
-    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    """Wait for all calls. Return their results in the order of ``calls``, or raise the first error in this order.
+
+    A single call runs in the task of the caller, which then continues before what became ready later.
+    """
+    waiting = tuple(calls)
+    if len(waiting) == 1:
+        return [await waiting[0]]
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     error = next((outcome for outcome in outcomes if isinstance(outcome, BaseException)), None)
     if error is None:
         return cast("list[Answer]", outcomes)

@@ -166,7 +166,9 @@ class ServerConnection:
                     session.held or session.unconfirmed
                 ):
                     return ConnectionEnd(EndKind.DRAINED, "drained")
-                await self.has_outgoing.wait()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(session.pause):
+                        await self.has_outgoing.wait()
         except ConnectionClosed:
             return self._closed()
 

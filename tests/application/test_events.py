@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from taskqueue_core import Context, Event, EventsGone, Tasks, UnknownTask, Zlib
 from taskqueue_core.application.handles import Handle
-from taskqueue_core.capabilities import NewEvent, QueueSettings
+from taskqueue_core.capabilities import NewEvent, NewEvents, QueueSettings
 from taskqueue_core.consumer.event_queue import EventQueue
 from taskqueue_core.consumer.outage import OutageRetry
 from taskqueue_core.errors import InvalidInput
@@ -27,6 +28,7 @@ from taskqueue_core.protocol.frames import (
 )
 from taskqueue_core.protocol.outgoing_events import MOST_IN_ALL, OutgoingEvents
 from taskqueue_core.retry import RetryPolicy, Success
+from taskqueue_core.tasks import Delivery, Task
 from taskqueue_memory import MemoryBackend
 from taskqueue_worker import LocalWorker, Worker
 from taskqueue_worker.testing import TestQueue
@@ -238,8 +240,10 @@ def test_events_of_a_session() -> None:
 
 
 def test_events_travel_together() -> None:
-    """U19: a worker sends events while the server stores those before, and others together after that."""
+    """U19: a worker sends events while the server stores those before, and others together a moment later."""
+    time = 0.0
     session = ready()
+    session._events = OutgoingEvents(lambda: time)
     session.features = frozenset({Feature.EVENTS})
     get(session, deliver_of(work(receipt="r1"), work(receipt="r2")))
     session.stream("r1", b"1", "data")
@@ -258,7 +262,28 @@ def test_events_travel_together() -> None:
     get(session, SettledFrame(lease_lost=["r1"]))
     assert streamed(sent(session)) == [("r2", 2, [b"6"])]
     get(session, StoredFrame(numbers={"r2": 2}))
-    assert not session._events.in_flight
+    for value in (b"7", b"8", b"9"):  # none of them is confirmed
+        assert session.pause is None
+        session.stream("r2", value, "data")
+        assert len(streamed(sent(session))) == (value != b"9")
+    assert session.pause == pytest.approx(0.005)
+    time += 0.006
+    assert streamed(sent(session)) == [("r2", 5, [b"9"])]
+    assert session.pause is None
+
+
+def test_few_events_are_under_way() -> None:
+    """U19: events of which a server confirms none are not followed by others after a time."""
+    time = 0.0
+    events = OutgoingEvents(lambda: time)
+    for receipt in ("r1", "r2", "r3"):
+        for _ in range(500):
+            events.add(receipt, b"1", "data")
+        assert len(events.frames()) == 1
+        time += 1.0
+    assert events.pause == math.inf
+    events.confirm({"r1": 500, "r2": 500})
+    assert events.pause == 0.0
 
 
 def test_a_lease_is_lost_between_two_frames() -> None:
@@ -275,7 +300,7 @@ def test_a_lease_is_lost_between_two_frames() -> None:
     assert len(list(outgoing)) > 0
     session.stream("r3", b"1", "data")
     assert streamed(sent(session)) == [("r3", 1, [b"1"])]
-    assert not session._events.in_flight
+    assert session._events.pause == 0.0
 
 
 def test_events_for_an_older_server() -> None:
@@ -329,6 +354,32 @@ async def test_events_that_wait_for_the_store() -> None:
         page = await backend.streams.events("work", deliveries[-1].task.id, limit=1000)
         assert page is not None
         assert page.events[-1].id == "1-1201"  # those that were left out are counted
+
+
+async def test_rounds_of_many_deliveries() -> None:
+    """U19: a call to the store takes a part of the deliveries, so that readers of the others wait less."""
+    calls: list[list[str]] = []
+
+    class Counting:
+        async def append(self, *items: NewEvents) -> tuple[bool, ...]:
+            calls.append([item.delivery.receipt for item in items])
+            return tuple(True for _ in items)
+
+    streams: Any = Counting()
+    queue = EventQueue(streams, OutageRetry(_report), on_stale=_never, pause=0)
+    receipts = [f"r{number}" for number in range(120)]
+    for receipt in receipts:
+        delivery = Delivery(task=Task(key="work"), receipt=receipt, attempt=1, delivered_at=1.0)
+        queue.put(delivery, NewEvent(value=b"1", channel="data"))
+    storing = asyncio.create_task(queue.run())
+    await queue.finish()
+    storing.cancel()
+    assert [len(call) for call in calls] == [50, 50, 20]
+    assert [receipt for call in calls for receipt in call] == receipts
+
+
+async def _never(receipts: Sequence[str]) -> None:
+    raise AssertionError(receipts)
 
 
 async def _report(ok: bool, reason: str) -> None:  # noqa: FBT001 - `OutageRetry` passes ``ok`` by position

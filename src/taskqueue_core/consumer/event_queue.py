@@ -18,6 +18,8 @@ PAUSE = 0.01
 """seconds between two rounds, so that events travel together"""
 _ROUND_BYTES = 1024 * 1024
 """number of bytes after which a round takes no more events"""
+_ROUND_DELIVERIES = 50
+"""maximum number of deliveries in a round: their readers are served while the store takes the next round"""
 
 
 class EventBuffer:
@@ -191,7 +193,7 @@ class EventQueue:
     async def _append_some(self) -> None:
         items: list[NewEvents] = []
         size = 0
-        while self._waiting and size < _ROUND_BYTES and len(items) < LIMITS.batch:
+        while self._waiting and size < _ROUND_BYTES and len(items) < _ROUND_DELIVERIES:
             receipt = next(iter(self._waiting))
             delivery, buffers = self._waiting[receipt]
             buffer = buffers[0]

@@ -12,6 +12,7 @@ which outcomes the server has not confirmed, so that the worker can resume after
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 
@@ -116,6 +117,12 @@ class ClientSession:
     def state(self) -> ClientSessionState:
         """The current state of the session."""
         return self._state
+
+    @property
+    def pause(self) -> float | None:
+        """Seconds after which `outgoing` yields events that wait now; ``None`` if none wait, or for a frame."""
+        pause = self._events.pause if self._events.unsent else 0.0
+        return pause if 0 < pause < math.inf else None
 
     @property
     def held(self) -> int:
@@ -274,8 +281,8 @@ class ClientSession:
     def stream(self, receipt: str, value: bytes, channel: str) -> None:
         """Keep an event of a running delivery until the server confirms it; drop it if the server takes none.
 
-        `outgoing` yields new events together, once the server has confirmed those that were sent before the last ones.
-        An outcome is preceded by all events in any case.
+        `outgoing` yields new events together, once the server has confirmed those that were sent before the last ones,
+        or after `pause`. An outcome is preceded by all events in any case.
         """
         if receipt in self._held and frames.Feature.EVENTS in self.features:
             self._events.add(receipt, value, channel)
@@ -312,7 +319,7 @@ class ClientSession:
         progress, self._progress = self._progress, {}
         for receipt, value in progress.items():
             yield frames.Progress(receipt=receipt, value=value)
-        if self._events.unsent and (self._unsent or not self._events.in_flight):
+        if self._events.unsent and (self._unsent or not self._events.pause):
             yield from self._events.frames()
         unsent, self._unsent = self._unsent, []
         outbox = self._outbox

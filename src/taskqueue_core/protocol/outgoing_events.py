@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
@@ -18,6 +20,10 @@ MOST_IN_ALL = 16 * 1024 * 1024
 """the same for the number of bytes of all deliveries together, which lets each of them keep its newest event"""
 _FRAME_BYTES = 512 * 1024
 """bytes of values after which a frame takes no more events"""
+_PAUSE = 0.005
+"""seconds after which events are sent although the server has not confirmed those before the last ones"""
+_MOST_SENT = 1000
+"""number of unconfirmed events from which on that is awaited without a limit"""
 
 
 class _Stream:
@@ -44,7 +50,9 @@ class _Stream:
 class OutgoingEvents:
     """Keeps events until the server confirms them, so that they can be sent again on another connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        """Create it. ``now`` returns the time in seconds."""
+        self._now = now
         self._streams: dict[str, _Stream] = {}
         self._unsent: dict[str, None] = {}
         self._size = 0
@@ -52,6 +60,8 @@ class OutgoingEvents:
         """number of unconfirmed events that were sent on this connection"""
         self._newest = 0
         """number of the events that `frames` has returned last"""
+        self._sent_at = 0.0
+        """time at which it has returned them"""
 
     def __bool__(self) -> bool:
         return bool(self._streams)
@@ -62,12 +72,17 @@ class OutgoingEvents:
         return bool(self._unsent)
 
     @property
-    def in_flight(self) -> bool:
-        """Whether the server has yet to confirm events that were sent before the last ones.
+    def pause(self) -> float:
+        """Seconds until new events are to be sent: 0, or infinite if the server must confirm others first.
 
-        So the server reads the next events while the store takes the last ones, and the others travel together.
+        The server reads the next events while the store takes the last ones. Later events travel together once those
+        before the last ones are confirmed, or after a short time. So none of them waits for two others to be stored.
         """
-        return self._sent > self._newest
+        if self._sent <= self._newest:
+            return 0.0
+        if self._sent >= _MOST_SENT:
+            return math.inf
+        return max(0.0, self._sent_at + _PAUSE - self._now())
 
     def add(self, receipt: str, value: bytes, channel: str) -> None:
         """Add an event of a delivery. If too many are unconfirmed, the oldest of them are left out."""
@@ -111,6 +126,7 @@ class OutgoingEvents:
                     frames.append(EventFrame(streams=streams))
                     streams, size, count = [], 0, 0
         self._sent += self._newest
+        self._sent_at = self._now()
         self._unsent = {}
         if streams:
             frames.append(EventFrame(streams=streams))
