@@ -7,6 +7,7 @@ python3 dev.py COMMAND [--python 3.12] [arguments]
   report  make a report of the last demo (arguments are passed to `taskqueue pipeline report`)
   test   run all tests, or the tests of a path (arguments are passed to pytest); --all includes the long tests
   check  run all static checks
+  docs   build the documentation site into build/docs, without a network
   bench  run the benchmarks
   chaos  run the tests that kill, suspend and disconnect processes (--seeds N: number of random runs)
   soak   run the long versions of the fuzz tests, the random histories, the audit and the burst of jobs
@@ -290,6 +291,7 @@ def replace_process(folder: str, command: "list[str]", **variables: str) -> int:
     sys.stdout.flush()
     os.chdir(ROOT)
     variables["XDG_CACHE_HOME"] = env_path("cache")  # the pipeline may store a Java there
+    variables["NO_MKDOCS_2_WARNING"] = "1"  # docs/decisions/023-documentation-site.md is about it
     os.execvpe(command[0], command, environ(folder, **variables))
 
 
@@ -346,6 +348,7 @@ def run_command(arguments: "list[str]") -> int:
         "run": ["taskqueue", "demo", "--journal", journal],
         "report": ["taskqueue", "pipeline", "report", "--open"],
         "check": ["python", "tools/check.py"],
+        "docs": ["mkdocs", "build", "--strict", "--quiet"],
         "bench": ["python", "benchmarks/run.py"],
         "chaos": ["python", "-m", "tests.chaos"],
         "soak": ["python", "-m", "tests.soak"],

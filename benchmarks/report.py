@@ -26,7 +26,7 @@ from tables import shown
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "performance.md"
 SERVERS_PAGE = HERE.parent / "docs" / "prefect.md"
-PICTURE = HERE / "performance.svg"
+PICTURE = HERE.parent / "docs" / "performance.svg"
 BEGIN = "<!-- figures: begin, written by benchmarks/report.py -->"
 END = "<!-- figures: end -->"
 PIPELINE_BEGIN = "<!-- figures of the pipeline: begin, written by benchmarks/report.py -->"

@@ -15,6 +15,8 @@ CHECKS = {
     "files": [sys.executable, "tools/check_files.py"],
     "public names": [sys.executable, "tools/check_public_names.py"],
     "coverage": [sys.executable, "tools/coverage_table.py", "--check"],
+    "reference": [sys.executable, "tools/reference_pages.py", "--check"],
+    "docs": ["mkdocs", "build", "--strict", "--quiet", "--site-dir", "build/checked-docs"],
     "words": [sys.executable, "tools/check_words.py"],
     "lock": [sys.executable, "tools/check_lock.py"],
 }

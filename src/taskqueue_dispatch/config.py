@@ -55,11 +55,16 @@ class DispatchSettings(BaseSettings):
     webhook_secrets: Annotated[tuple[SecretStr, ...], *COMMAS] = ()
     """secrets (``whsec_…``) with which every callback is signed; during a rotation, set both the old and the new one"""
     callback_ports: Annotated[tuple[int, ...], *COMMAS] = (443, 8443)
+    """ports to which callbacks may be sent"""
     callback_http: bool = False
     """whether to allow callbacks to http:// URLs, which anyone on the network path can read and change"""
     callback_networks: Annotated[tuple[str, ...], *COMMAS] = ()
     """private networks in which callbacks are allowed; all other private addresses are refused"""
     callback_timeout: _Seconds = 20.0
+    """maximum number of seconds for one attempt to send a callback"""
     callback_attempts: int = Field(default=12, ge=1, le=1000)
+    """number of attempts after which a callback becomes a dead letter"""
     callbacks_at_once: int = Field(default=64, ge=1, le=10_000)
+    """maximum number of callbacks that a process sends at the same time"""
     callbacks_per_host: int = Field(default=4, ge=1, le=1000)
+    """maximum number of callbacks that a process sends to one host at the same time"""

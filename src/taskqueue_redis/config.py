@@ -36,11 +36,13 @@ class RedisSettings(BaseSettings):
     address_remap: ImportString[Callable[[tuple[str, int]], tuple[str, int]]] | None = None
     """``module.name`` of a function that gets a ``(host, port)`` from Sentinels or nodes and returns a reachable one"""
     sentinel_user: str = ""
+    """ACL user for the Sentinels; if empty, their ``default`` user"""
     sentinel_password: SecretStr | None = None
     """password of the Sentinels, if they require one"""
     tls_ca_file: Path | None = None
     """file with the CA certificates that are trusted; if unset, those that this machine trusts"""
     tls_cert_file: Path | None = None
+    """file with the client's certificate (PEM), for servers that require one"""
     tls_key_file: Path | None = None
     """file with the private key for ``tls_cert_file``, for servers that require a client certificate"""
     dangerously_skip_tls_verification: bool = False

@@ -19,7 +19,7 @@ PAGES = sorted(
     if page.name != "coverage.md"
 )
 RUN_BY = {
-    r"python3 dev\.py (run|test|check|audit)": "tests/dev, and .ci/run",
+    r"python3 dev\.py (run|test|check|docs|audit)": "tests/dev, and .ci/run",
     r"pip install '(taskqueue-backends|\.)\[": "tests/examples, with the libraries that are there",
     r"pip install \./examples/taskqueue_sqlite": "tests/examples",
     r"taskqueue serve --embedded-redis": "tests/redis/test_serving_embedded.py",

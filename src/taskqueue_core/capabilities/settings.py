@@ -90,6 +90,7 @@ class QueueSettings(BaseModel):
     version: Whole = Field(default=0, ge=0)
     """version number of the settings: 0 for the defaults, increased by 1 with each change"""
     retry: RetryPolicy = RetryPolicy()
+    """delays and maximum number of the retries of a task that failed"""
     max_losses: Whole = Field(default=5, ge=0, le=1000)
     """maximum number of times that one attempt may lose its consumer; the next loss makes the task a dead letter"""
     dedupe_window: Number = Field(default=300.0, ge=0, le=30 * 86_400)
