@@ -202,6 +202,20 @@ async def test_a_list_by_time(browser: Browser) -> None:
             await expect(page.locator("#tasks")).to_contain_text("No such task")
 
 
+async def test_a_notice_with_something_to_do(browser: Browser) -> None:
+    """U21: the notice that names the queues in which a tenant is not paused is in view, wherever the form was."""
+    async with running() as it:
+        fair = QueueSettings(order=Order.FAIR)
+        await control_of(it.context.backend).configure("k", fair)
+        await it.publish("one", key="fifo", tenant="acme")
+        async with looking(browser, it, "/queues/k") as page:
+            await page.get_by_label("Tenant", exact=True).fill("acme")
+            await page.get_by_label("in all queues with fair order").check()
+            await page.get_by_role("button", name="Pause", exact=True).click()
+            await expect(page.locator("#said")).to_contain_text("Not paused, because")
+            await expect(page.locator("#said")).to_be_in_viewport(ratio=1)
+
+
 async def test_widths_and_themes(browser: Browser) -> None:
     """No page is wider than the window, numbers do not overlap, and the chosen theme is kept."""
     async with running() as it:

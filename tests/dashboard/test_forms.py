@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import httpx2
 import pytest
 
@@ -74,6 +76,31 @@ async def test_pausing_a_tenant(it: Running, client: httpx2.AsyncClient) -> None
     )
     wrong = await post(client, "/queues/k/pause", what="tenant", tenant="a/b", to="paused")
     assert (wrong.status_code, 'id="tenant-error"' in wrong.text) == (422, True)
+
+
+async def test_queues_in_which_a_tenant_is_not_paused(
+    it: Running, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """U21: a pause in all queues names those without fair order that have tasks of the tenant, ten at most."""
+    await it.context.control.configure("k", QueueSettings(order=Order.FAIR))
+    await it.publish("plain", key="none", tenant="other")
+    await it.publish("later", key="a", tenant="acme", not_before=4e9)
+    for number in range(9):
+        await it.publish("one", key=f"b{number}", tenant="acme")
+    form = {"what": "tenant", "tenant": "acme", "everywhere": "true"}
+    answer = await post(client, "/queues/k/pause", **form, to="paused")
+    (said,) = re.findall(r'id="said" tabindex="-1">(.+?)</p>', answer.text)
+    assert said.startswith("Paused in all queues with fair order: 1. Not paused, ")
+    assert f": a, {', '.join(f'b{number}' for number in range(9))}. Set the order" in said
+    await it.publish("one", key="c", tenant="acme")
+    answer = await post(client, "/queues/k/pause", **form, to="paused")
+    assert "b8 and 1 more. Set the order" in answer.text
+    # Beyond the number of queues that are read, the others count as those that may have such tasks.
+    monkeypatch.setattr("taskqueue_server.dashboard.left_out._READ", 10)
+    answer = await post(client, "/queues/k/pause", **form, to="paused")
+    assert "b8 and 2 more. Set the order" in answer.text
+    page = await followed(client, await post(client, "/queues/k/pause", **form, to="resumed"))
+    assert "Resumed in all queues with fair order: 1.</p>" in page
 
 
 def filled(settings: QueueSettings, **changes: str) -> dict[str, str]:

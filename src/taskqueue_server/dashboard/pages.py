@@ -89,7 +89,15 @@ NOTICES: Mapping[str, str] = {
     "signed-out": "Signed out.",
 }
 """messages shown after an action; the URL contains only a name and a number, so that a link cannot inject text"""
-_DEFAULTS = {"said": None, "open": False, "who": None, "live": None, "shape": None, "query": ""}
+_DEFAULTS = {
+    "said": None,
+    "focused": False,
+    "open": False,
+    "who": None,
+    "live": None,
+    "shape": None,
+    "query": "",
+}
 """default values of the variables of ``base.html``"""
 _DIGITS = 12
 _TURN_SECONDS = 0.004

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from starlette.responses import Response
 
 from taskqueue_core.capabilities import Order
@@ -15,8 +17,9 @@ from taskqueue_core.errors import (
 from taskqueue_core.queue_settings import by_operator, name_change, pause_queue, pause_tenant
 from taskqueue_core.tasks import Ledger, QueueStats
 from taskqueue_server.dashboard import formatting, settings_form
+from taskqueue_server.dashboard.left_out import left_out, names_of
 from taskqueue_server.dashboard.local_metrics import RECENT
-from taskqueue_server.dashboard.pages import path, poller_of, see_other
+from taskqueue_server.dashboard.pages import NOTICES, path, poller_of, see_other
 from taskqueue_server.dashboard.settings_form import Form, read_form
 from taskqueue_server.dashboard.snapshot import StoreReading
 from taskqueue_server.dashboard.tenants import READ, pause_everywhere, tenants_of
@@ -66,6 +69,9 @@ async def _pause_tenant(call: RequestContext, key: str, form: Form, *, paused: b
     verb, notice = ("pause", "tenant-paused") if paused else ("resume", "tenant-resumed")
     if number is not None:
         call.note(f"{verb} tenant", details=f"tenant={tenant} queues={number}")
+        if paused and (others := await left_out(call, tenant)):
+            said = f"{NOTICES[f'{notice}-everywhere'].format(n=number)} {names_of(others)}"
+            return await _page(call, key, said=said)
         return see_other(path("queues", key), f"{notice}-everywhere", number)
     call.note(f"{verb} tenant", key, details=f"tenant={tenant}")
     return see_other(path("queues", key), notice)
@@ -127,6 +133,7 @@ async def _page(
     *,
     filled: dict[str, str] | None = None,
     errors: dict[str, str] | None = None,
+    said: str | None = None,
 ) -> Response:
     poller = poller_of(call)
     snapshot = await poller.fresh(key)
@@ -138,6 +145,7 @@ async def _page(
         QueueStats(key=key, ledger=Ledger()), await call.context.control.settings(key)
     )
     view = DashboardView(call, "queue", key)
+    notice: dict[str, Any] = {} if said is None else {"said": said, "focused": True}
     now = settings_form.fields(reading.settings)
     return await view.render(
         snapshot,
@@ -159,4 +167,5 @@ async def _page(
         now=now,
         filled=filled or now,
         errors=errors or {},
+        **notice,
     )

@@ -168,8 +168,8 @@
     shape = document.getElementById("main").dataset.shape || shape;
     put(document);
     Charts.make();
-    const invalid = query("#main [aria-invalid=true]");
-    if (invalid) invalid.focus();
+    const first = query("#main [aria-invalid=true], #said[tabindex]");
+    if (first) first.focus();
     else if (document.activeElement === document.body) document.getElementById("main").focus();
     readOn();
   });
