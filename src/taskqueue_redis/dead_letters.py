@@ -7,6 +7,9 @@ from taskqueue_redis.script_calls import AT_ONCE, ScriptCaller
 from taskqueue_redis.scripts.runner import Arg
 from taskqueue_redis.scripts.task_record import dead_letter_of
 
+_PAGE = 500
+"""maximum number of dead letters that one script call reads"""
+
 
 class RedisDeadLetters(ScriptCaller):
     """Dead-letter operations of the Redis backend."""
@@ -17,10 +20,11 @@ class RedisDeadLetters(ScriptCaller):
         found: dict[bytes, DeadLetter] = {}
         last: Arg = after or ""
         more = True
-        while more:
-            page, more = await self._of("dead_letters", key, last, limit - len(found))
+        while more and len(found) < limit:
+            number = min(_PAGE, limit - len(found))
+            page, large = await self._of("dead_letters", key, last, number)
             found |= {answer[0]: dead_letter_of(key, answer) for answer in page}
-            last = page[-1][0] if page else last
+            last, more = page[-1][0] if page else last, large or len(page) == number
         return tuple(found.values())
 
     async def get(self, key: str, task_id: str) -> DeadLetter | None:

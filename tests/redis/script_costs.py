@@ -32,7 +32,7 @@ BOUNDS: dict[str, Cost] = {
     "cancel": Cost(600, 1000),
     "configure": Cost(7000, 40_000),
     "dead_letter": Cost(40, 20_000),
-    "dead_letters": Cost(3100, 5 * _MB),
+    "dead_letters": Cost(1600, 5 * _MB),
     "delete": Cost(9000, 1000),
     "erase": Cost(9000, 1000),
     "health": Cost(20, 1000),

@@ -348,3 +348,15 @@ async def test_nothing_of_an_erased_task_is_left(
     assert stored.naming("the-erased")
     assert (await backend.listing.erase(KEY, "user:1")).count == 1
     assert stored.naming("the-erased") == set()
+
+
+async def test_no_list_of_ends_names_an_erased_task(backend: RedisBackend, stored: Stored) -> None:
+    """U18: an erasure of few tasks finds one in the list of ends, among hundreds that ended at the same time."""
+    await backend.control.configure(KEY, QueueSettings(index=("user",)))
+    tasks = [Task(key=KEY, id=f"t{n:03}", tags=(f"user:{n}",)) for n in range(500)]
+    await backend.publisher.publish(*tasks)
+    async with backend.subscribe([KEY], "w") as consumer:
+        await consumer.ack(*await take(consumer, len(tasks)))
+    for number in (50, 350, 499, 0):
+        assert (await backend.listing.erase(KEY, f"user:{number}", limit=1)).count == 1
+        assert stored.naming(f"t{number:03}") == set()

@@ -32,9 +32,12 @@ local function clear_end(id, r)
     local middle = floor((first + last) / 2)
     if end_in(call('LINDEX', name, middle)) < r.at then first = middle + 1 else last = middle end
   end
-  local items = call('LRANGE', name, first, first + 10 * budget - 1) -- those that ended at the same time
-  for i = 1, #items do
-    if items[i] == item then return call('LSET', name, first + i - 1, text(r.at) .. ':') end
+  for from = first, first + 900, 100 do -- a script call ends at most 1,000 tasks at the same time
+    local items = call('LRANGE', name, from, from + 99)
+    for i = 1, #items do
+      if items[i] == item then return call('LSET', name, from + i - 1, text(r.at) .. ':') end
+    end
+    if #items == 0 or end_in(items[#items]) > r.at then return end
   end
 end
 

@@ -380,7 +380,7 @@ local function walk()
     local from, all = own == place and start or nil, place and (own - place) * step < 0 -- true if it was read before
     while not all and looked <= budget do
       local items
-      local n = is_full() and 1 or math.min(at_once, filtered and budget - looked or want - #answers + 1)
+      local n = is_full() and 1 or math.min(at_once, budget - looked, filtered and budget or want - #answers + 1)
       items, all = pages[names[i]](from, n)
       for j = 1, #items do
         local own, id, r, due, token, size, idle, time = unpack(items[j], 1, 8)
