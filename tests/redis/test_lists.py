@@ -17,6 +17,7 @@ from taskqueue_core.tasks import State, Task
 from taskqueue_redis import RedisBackend
 from tests.redis.backends import KEY, opened, publish, take
 from tests.redis.meter import Meter
+from tests.redis.resp import Resp
 from tests.redis.servers import RedisServer
 from tests.redis.test_damage import cut, name_of, remove
 
@@ -167,6 +168,55 @@ async def test_a_call_looks_at_a_limited_number_of_records(
     for filters in every:
         await backend.listing.tasks(KEY, **filters)
     assert budgets == [500, 460, 460]
+
+
+def records_per_call(server: RedisServer, monitor: Resp) -> list[int]:
+    """Return how many records each script call has read since the last time, most recent last."""
+    server.call("ECHO", "seen")
+    calls = [0]
+    while '"ECHO" "seen"' not in (line := monitor._read()):
+        words = line.split('"')[1::2]
+        if words[0] == "EVALSHA":
+            calls.append(0)
+        elif words[0] in ("HGET", "HMGET") and words[1].endswith("/t"):
+            calls[-1] += len(words) - 2
+    return calls[1:]
+
+
+async def test_a_call_reads_a_limited_number_of_records(
+    backend: RedisBackend, redis_server: RedisServer
+) -> None:
+    """U18: a script call reads 500 records and the one after them, in each state, if no task has what is asked for."""
+    number, soon = 1100, backend.now() + 9
+    await backend.control.configure(KEY, QueueSettings(index=("user",), keep_ended=900))
+    for kind in ("waits", "later"):
+        start = soon if kind == "later" else None
+        names = [f"{kind}{n}" for n in range(number if start else 4 * number)]
+        of_one = [
+            Task(key=KEY, id=i, tenant="a", tags=("user:1",), not_before=start) for i in names
+        ]
+        await backend.publisher.publish(*of_one)
+    states = (State.WAITING, State.IN_FLIGHT, State.SCHEDULED, State.DEAD, State.DONE)
+    async with backend.subscribe([KEY], "c") as consumer:
+        await consumer.ack(*await take(consumer, number))
+        for delivery in await take(consumer, number):
+            await consumer.dead_letter(delivery, "broken")
+        await take(consumer, number)
+        lists: list[dict[str, Any]] = [{"tag": "user:1"}, *({"state": state} for state in states)]
+        by_time: list[dict[str, Any]] = [
+            {"state": state, "since": 1.0, "until": soon + 9} for state in states[2:]
+        ]
+        wanted: tuple[dict[str, Any], ...] = ({}, {"tenant": "b"}, {"tenant": "a"})
+        most = 0
+        with redis_server.connect() as monitor:
+            monitor.call("MONITOR")
+            for filters, more, newest in product(lists + by_time, wanted, (False, True)):
+                await backend.listing.tasks(KEY, limit=1000, newest=newest, **{**filters, **more})
+                calls = records_per_call(redis_server, monitor)
+                assert max(calls) <= 501, (filters, more, newest)
+                most = max(most, *calls)
+        assert most > 490
+        assert len(await backend.dead_letters.list(KEY, limit=1000)) == 1000
 
 
 @pytest.mark.parametrize("damage", ["missing", "lost", "changed"])
