@@ -18,6 +18,7 @@ from taskqueue_server import dashboard, prefect
 from taskqueue_server.api.table import OPERATIONS, api_describer
 from taskqueue_server.context.server import ServerContext
 from taskqueue_server.dashboard.history import HistoryRecorder
+from taskqueue_server.dashboard.local_metrics import TenantFlows
 from taskqueue_server.logs import limit_lines
 from taskqueue_server.metrics import http
 from taskqueue_server.metrics.exporter import Metrics
@@ -46,6 +47,8 @@ def create_app(
     context = ServerContext(backend, settings)
     metrics = Metrics(context)
     history = HistoryRecorder(context.statistics, metrics.local.run_times, FINE_BOUNDS)
+    tenants = TenantFlows(context.backend.now)
+    context.hooks.register(tenants)
     opened = [(extension.name, extension.open(context)) for extension in extensions]
 
     @asynccontextmanager
@@ -71,6 +74,7 @@ def create_app(
             for chore in chores:
                 chore.cancel()
             await asyncio.gather(*chores, return_exceptions=True)
+            context.hooks.unregister(tenants)
             await context.backend.aclose()
 
     app = Starlette(
@@ -92,6 +96,7 @@ def create_app(
     app.state.context = context
     app.state.metrics = metrics
     app.state.history = history
+    app.state.tenants = tenants
     app.state.describe_api = api_describer(extensions)
     app.state.links = tuple(link for extension in extensions for link in extension.links)
     return app

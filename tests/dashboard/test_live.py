@@ -14,11 +14,9 @@ import pytest
 from taskqueue_core.capabilities import QueueSettings, control_of
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.tasks import (
-    Confirmation,
     Delivery,
     Health,
     Ledger,
-    Published,
     QueueStats,
     Settled,
     Task,
@@ -26,7 +24,7 @@ from taskqueue_core.tasks import (
 from taskqueue_server.context.waiters import LimitedSlots
 from taskqueue_server.dashboard import StatsPoller, poller
 from taskqueue_server.dashboard.formatting import sparkline, state_of
-from taskqueue_server.dashboard.local_metrics import RECENT, ProcessGauges
+from taskqueue_server.dashboard.local_metrics import RECENT, ProcessGauges, TenantFlows
 from taskqueue_server.dashboard.snapshot import (
     HISTORY,
     History,
@@ -313,20 +311,21 @@ def test_the_state_of_a_queue_is_that_of_its_tasks() -> None:
 
 def test_gauges_are_bounded() -> None:
     """Security 16: a limited number of run times is kept, for a limited number of queues and tenants."""
-    gauges = ProcessGauges(lambda: 10.0)
-    tasks = [Task(key=f"k{n}", tenant=f"t{n}") for n in range(1500)]
-    tasks += [Task(key="k0", tenant=f"t{n}") for n in range(500)]
+    gauges, flows = ProcessGauges(lambda: 10.0), TenantFlows(lambda: 10.0)
+    tasks = [Task(key="k0", tenant=f"t{n}") for n in range(500)]
+    tasks += [Task(key="k0", tenant="t300")]
+    tasks += [Task(key=f"k{n // 8}", tenant=f"t{n}") for n in range(8, 10_000)]
     deliveries = [Delivery(task=task, receipt="r", attempt=1, delivered_at=9.5) for task in tasks]
-    gauges.published(
-        tasks, [Confirmation(key=t.key, task_id=t.id, status=Published.ACCEPTED) for t in tasks]
-    )
-    gauges.delivered(deliveries)
-    gauges.settled(deliveries, "ack", [Settled.OK] * len(deliveries))
-    gauges.settled(deliveries, "redeliver", [Settled.OK] * len(deliveries))
-    assert len(gauges._tenants) <= 1001
-    assert len(gauges.tenants("k0")) == 201
-    assert sum(flow.done for flow in gauges.tenants("k0").values()) == 501
-    flow = gauges.tenants("k0")["t0"]
+    for hooks in (gauges, flows):
+        hooks.settled(deliveries, "ack", [Settled.OK] * len(deliveries))
+        hooks.settled(deliveries, "redeliver", [Settled.OK] * len(deliveries))
+    assert sum(len(flows.of(f"k{n}")) for n in range(1250)) == flows._count == 9992
+    assert flows.of("k0") == {}  # the queue that was not seen for the longest time makes room
+    for tenant in (*range(300), 0):
+        task = Task(key="k9", tenant=f"t{tenant}")
+        flows.delivered([Delivery(task=task, receipt="r", attempt=1, delivered_at=9.5)])
+    assert list(flows.of("k9")) == [*(f"t{n}" for n in range(101, 300)), "t0"]
+    flow = flows.of("k9")["t299"]
     for seconds in (9.0,) * 30 + (2.0,) * 11:
         flow.acked(seconds)
     assert (len(flow.times), flow.run_time) == (RECENT, 2.0)

@@ -150,7 +150,7 @@ async def test_each_action(
     assert '<span id="touched">1</span>' in (await post(client, LIST, **form)).text
     assert await it.count(state) == 2
     await followed(client, await post(client, LIST, **form, confirm=action))
-    assert (await it.count(state), await it.count(after)) == (1, 1)
+    await it.reaches("k", **{state.value: 1, after.value: 1})
 
 
 async def test_the_tenants_of_a_queue(
@@ -186,6 +186,28 @@ async def test_the_tenants_of_a_queue(
     await subscription.ack(running)
     page = (await client.get("/queues/k?tenants=run_time")).text
     assert re.findall(r'state=in_flight">0<[^\n]+?<td class="n">[0-9.]+ m?s<', page)
+
+
+async def test_the_slow_tenant(it: Running, client: httpx2.AsyncClient) -> None:
+    """U20: run times of tenants are known from the server's start, and of what runs, how long the oldest has run."""
+    await it.publish("done", tenant="quick")
+    await it.publish("s1", "s2", tenant="slow")
+    subscription = it.context.backend.subscribe(["k"], "w1")
+    deliveries = (await subscription.receive(3, 1)).deliveries
+    await subscription.ack(deliveries[0])
+    page = (await client.get("/queues/k?tenants=running")).text
+    table = page.partition('aria-label="Tenants">')[2].partition("</table>")[0]
+    table = table.replace("\u2013", "none")
+    rows = re.findall(r'<th scope="row" class="name"><a href="[^"]+">([^<]+)', table)
+    assert rows == ["slow", "quick"]
+    slow, quick = (
+        re.findall(r'<td class="n">([^<]+)</td>', row) for row in table.split("</th>")[-2:]
+    )
+    # Oldest, running for, run time, delivered, share, done, weight; the numbers of tasks are links.
+    assert (slow[0], slow[2:]) == ("none", ["none", "2", "67 %", "0", "1"])
+    assert (quick[:2], quick[3:]) == (["none", "none"], ["1", "33 %", "1", "1"])
+    assert all(re.fullmatch(r"[0-9.]+ m?s", text) for text in (slow[1], quick[2]))
+    await subscription.close()
 
 
 async def test_erasure_of_a_tag(it: Running, client: httpx2.AsyncClient) -> None:

@@ -22,6 +22,7 @@ from starlette.routing import Route
 from taskqueue_core.application.encoding import readable_error
 from taskqueue_server.context.server import VERSION
 from taskqueue_server.dashboard import formatting
+from taskqueue_server.dashboard.local_metrics import TenantFlows
 from taskqueue_server.dashboard.poller import StatsPoller
 from taskqueue_server.problems import PROBLEM_TYPE, HttpProblem, ProblemError
 from taskqueue_server.routing.operations import RequestContext
@@ -148,6 +149,12 @@ def add_templates(package: str) -> None:
 def poller_of(call: RequestContext) -> StatsPoller:
     """Return the poller of the server that handles the request."""
     return StatsPoller.of(call.context)
+
+
+def flows_of(call: RequestContext) -> TenantFlows:
+    """Return the counts of tenants of the server that handles the request."""
+    flows: TenantFlows = call.request.app.state.tenants
+    return flows
 
 
 async def render(call: RequestContext, template: str, status: int = 200, **names: Any) -> Response:

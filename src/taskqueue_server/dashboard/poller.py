@@ -60,8 +60,6 @@ class StatsPoller:
         self.history = History()
         self.latest: Snapshot | None = None
         self.room = LimitedSlots(MAX_STREAMS, "too_many_pages", "dashboard pages are open", 5)
-        self.since = 0.0
-        """time by the store's clock at which `process_gauges` began to count"""
         self._started = 0
         self._requested_at = 0.0
         self._drawn_at = 0.0
@@ -231,7 +229,6 @@ class StatsPoller:
 
     async def _run(self) -> None:
         self.process_gauges = ProcessGauges(self._backend.now)
-        self.since = self._backend.now()
         self._after_gap = True
         self._hooks.register(self.process_gauges)
         try:

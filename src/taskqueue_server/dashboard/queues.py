@@ -19,7 +19,7 @@ from taskqueue_core.tasks import Ledger, QueueStats
 from taskqueue_server.dashboard import formatting, settings_form
 from taskqueue_server.dashboard.left_out import left_out, names_of
 from taskqueue_server.dashboard.local_metrics import RECENT
-from taskqueue_server.dashboard.pages import NOTICES, path, poller_of, see_other
+from taskqueue_server.dashboard.pages import NOTICES, flows_of, path, poller_of, see_other
 from taskqueue_server.dashboard.settings_form import Form, read_form
 from taskqueue_server.dashboard.snapshot import StoreReading
 from taskqueue_server.dashboard.tenants import READ, pause_everywhere, tenants_of
@@ -161,7 +161,7 @@ async def _page(
         read=READ,
         recent=RECENT,
         fair=reading.settings.order is Order.FAIR,
-        since=poller.since,
+        since=flows_of(call).since,
         workers=[worker for worker in view.workers(snapshot) if key in worker.keys],
         groups=settings_form.GROUPS,
         now=now,

@@ -14,7 +14,7 @@ from taskqueue_core.queue_settings import pause_tenant
 from taskqueue_core.tasks import State
 from taskqueue_server.context.server import read_each
 from taskqueue_server.dashboard.local_metrics import TenantFlow
-from taskqueue_server.dashboard.pages import poller_of
+from taskqueue_server.dashboard.pages import flows_of
 from taskqueue_server.dashboard.snapshot import Snapshot, StoreReading
 from taskqueue_server.routing.operations import RequestContext
 
@@ -32,12 +32,14 @@ class TenantRow(msgspec.Struct):
     """One tenant of a queue."""
 
     tenant: str | None
-    """``None`` for tasks without a tenant; empty for tenants that are counted together"""
+    """``None`` for tasks without a tenant"""
     flow: TenantFlow = msgspec.field(default_factory=TenantFlow)
     waiting: int = 0
     in_flight: int = 0
     oldest: float | None = None
     """since when the task that has waited longest is available"""
+    running: float | None = None
+    """since when the task that has run longest is in flight"""
     weight: int = 1
     share: float = 0.0
     """share of the deliveries of this server"""
@@ -46,7 +48,7 @@ class TenantRow(msgspec.Struct):
     @property
     def name(self) -> str:
         """The tenant as the table shows it."""
-        return "no tenant" if self.tenant is None else self.tenant or "all others"
+        return "no tenant" if self.tenant is None else self.tenant
 
 
 class TenantTable(msgspec.Struct):
@@ -62,6 +64,7 @@ _ORDERS: dict[str, Callable[[TenantRow], float]] = {
     "oldest": lambda row: float("inf") if row.oldest is None else row.oldest,
     "waiting": lambda row: -row.waiting,
     "in_flight": lambda row: -row.in_flight,
+    "running": lambda row: float("inf") if row.running is None else row.running,
     "run_time": lambda row: -(row.flow.run_time or 0.0),
     "delivered": lambda row: -row.flow.delivered,
 }
@@ -74,7 +77,7 @@ async def tenants_of(
     """Return the tenants of a queue. The query parameter ``tenants`` names the column."""
     asked = call.request.query_params.get("tenants", "")
     column = asked if asked in _ORDERS else next(iter(_ORDERS))
-    flows, settings = poller_of(call).process_gauges.tenants(key), reading.settings
+    flows, settings = flows_of(call).of(key), reading.settings
     waiting, running = await _read(call, key, reading, snapshot)
     rows: dict[str | None, TenantRow] = {}
 
@@ -88,7 +91,9 @@ async def tenants_of(
         row.waiting += 1
         row.oldest = min(task.updated_at, row.oldest or task.updated_at)
     for task in running.tasks:
-        row_of(task.tenant).in_flight += 1
+        row, since = row_of(task.tenant), task.delivered_at or task.updated_at
+        row.in_flight += 1
+        row.running = min(since, row.running or since)
     for name in settings.paused_tenants[:_PAUSED]:
         row_of(name).paused = True
     delivered = sum(flow.delivered for flow in flows.values())

@@ -16,7 +16,7 @@ from taskqueue_core.tasks import Ledger, TaskStatus, WorkerInfo
 from taskqueue_server.auth.access import may_observe
 from taskqueue_server.dashboard import formatting
 from taskqueue_server.dashboard.history import LIVE, RANGES, HistoryRecorder
-from taskqueue_server.dashboard.pages import poller_of, render
+from taskqueue_server.dashboard.pages import flows_of, poller_of, render
 from taskqueue_server.dashboard.queue_list import OverviewQuery
 from taskqueue_server.dashboard.snapshot import HISTORY, LISTED, Snapshot
 from taskqueue_server.routing.operations import RequestContext
@@ -162,7 +162,7 @@ class DashboardView:
             return _version_of(
                 [*parts, [(w.worker_id, w.keys, w.connections) for w in self.workers(snapshot)]]
             )
-        if self.key is not None and self._poller.process_gauges.tenants(self.key):
+        if self.key is not None and flows_of(self._call).of(self.key):
             parts.append(snapshot.number // _TENANTS)
         parts += [(key, reading.settings.version) for key, reading in readings]
         return _version_of([*parts, [worker.worker_id for worker in self.workers(snapshot)]])
