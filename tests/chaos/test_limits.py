@@ -27,7 +27,7 @@ pytestmark = LONG
 _PLACES = 7
 _LIMITS: Mapping[str, Mapping[str, Any]] = {
     "alpha": {"max_inflight": _PLACES},
-    "beta": {"rate_limit": RateLimit(max_tokens=60)},
+    "beta": {"rate_limit": RateLimit(max_tokens=20)},
     "gamma": {
         "capacity": 10,
         "max_inflight": 2 * _PLACES,
